@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -23,6 +25,22 @@ from peer.demo.processes import Output, family, kill_tree, launch
 
 RANKS_ALONE = {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
 """Environment of several ranks of an island on one machine."""
+
+
+PORTS = range(20_000, 32_000)
+"""Ports below the kernel's ephemeral range, so that no outgoing connection takes one of them."""
+
+
+def free_port() -> int:
+    """An unused port, for a process that must be told its port before it starts.
+
+    A port from binding to port 0 would not do: the kernel may soon give it to a connection.
+    """
+    for port in random.sample(PORTS, 100):
+        with socket.socket() as probe, suppress(OSError):
+            probe.bind(("", port))
+            return port
+    raise OSError(f"100 ports between {PORTS.start} and {PORTS.stop - 1} were tried; all are taken")
 
 
 def is_running(process: psutil.Process) -> bool:

@@ -89,17 +89,6 @@ class Interrupted(PeerError):
     message = "interrupted"
 
 
-class SearchInterrupted(Interrupted):
-    """Ctrl-C has ended the search for a run file, before anything else was begun."""
-
-    run: str
-    reason: str
-    message = (
-        "interrupted while it looked for the run file of {run}: {reason}; "
-        "nothing was started, and nothing is left behind on this machine"
-    )
-
-
 class Commands(TyperGroup):
     """The commands. Typer would make an exit code of ``KeyboardInterrupt``, and say nothing."""
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
@@ -13,10 +12,9 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from peer.cli.application import SearchInterrupted, complain
+from peer.cli.application import complain
 from peer.errors import NobodyToAsk, RunFileError, RunNotFound, SeedsElsewhere
 from peer.joining.link import (
-    NOBODY_YET,
     SCHEME,
     FoundRun,
     Link,
@@ -43,25 +41,10 @@ def find(where: str) -> FoundRun:
     """The run behind an argument. Raises what ``find_run`` raises."""
     from peer.joining.link import ask_peers
 
-    reasons = [NOBODY_YET]
-
     def tell(reason: str) -> None:
-        reasons.append(reason)
         complain(f"no run file yet (Ctrl-C to stop): {reason}")
 
-    with _told_if_interrupted(link_in(where), reasons):
-        return find_run(where, ask_peers=partial(ask_peers, tell=tell))
-
-
-@contextmanager
-def _told_if_interrupted(link: Link | None, reasons: Sequence[str]) -> Iterator[None]:
-    """Let Ctrl-C tell for what was waited, if it was for the peers of a link."""
-    try:
-        yield
-    except KeyboardInterrupt as error:
-        if link is None:
-            raise
-        raise SearchInterrupted(f"run {link.run_id[:16]}...", reasons[-1]) from error
+    return find_run(where, ask_peers=partial(ask_peers, tell=tell))
 
 
 def find_known_run(where: str, directory: Path | None = None) -> FoundRun:
@@ -105,8 +88,7 @@ def find_patiently(where: str, directory: Path | None) -> FoundRun:
             f"nobody of run {link.run_id[:16]}... is on line ({seen}): "
             f"{reason}; looking again in {pause_s} s, until somebody comes (Ctrl-C to stop)"
         )
-        with _told_if_interrupted(link, [reason]):
-            time.sleep(pause_s)
+        time.sleep(pause_s)
     raise AssertionError("the pauses have no end")
 
 

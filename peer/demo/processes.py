@@ -9,9 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import random
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -37,9 +35,6 @@ CLI = ("-P", "-m", "peer.cli")
 
 LOOPBACK = "/ip4/127.0.0.1/tcp/0"
 
-PORTS = range(20_000, 32_000)
-"""Ports below the kernel's ephemeral range, so that no outgoing connection takes one of them."""
-
 
 def bootstrap_command(folder: Path, *, listen: str = LOOPBACK) -> list[str]:
     """Arguments of a bootstrap peer that keeps its key in ``folder`` and prints its address."""
@@ -63,15 +58,10 @@ def spawn(
     log: Path,
     *,
     module: Sequence[str] = CLI,
-    prefix: Sequence[str] = (),
     environment: Mapping[str, str] | None = None,
 ) -> subprocess.Popen[bytes]:
-    """Start one of Shoal's commands, or another ``module``, as ``launch`` does.
-
-    ``prefix``: a program that starts it, with arguments, such as ``ip netns exec NAME``.
-    """
-    command = [*prefix, sys.executable, *module, *arguments]
-    return launch(command, log, environment=environment)
+    """Start one of Shoal's commands, or another ``module``, as ``launch`` does."""
+    return launch([sys.executable, *module, *arguments], log, environment=environment)
 
 
 def launch(
@@ -154,15 +144,3 @@ class Output:
                 raise ProcessFailed(what, str(self.log))
             time.sleep(0.05)
         raise ProcessFailed(f"{name} printed no {field} within {within_s:g} s", str(self.log))
-
-
-def free_port() -> int:
-    """An unused port, for a process that must be told its port before it starts.
-
-    A port from binding to port 0 would not do: the kernel may soon give it to a connection.
-    """
-    for port in random.sample(PORTS, 100):
-        with socket.socket() as probe, contextlib.suppress(OSError):
-            probe.bind(("", port))
-            return port
-    raise OSError(f"100 ports between {PORTS.start} and {PORTS.stop - 1} were tried; all are taken")

@@ -9,8 +9,8 @@ import torch
 import torch.distributed as distributed
 
 from averaging.numbers.arrays import Float32s
-from peer.demo.processes import free_port
 from tests.benchmark.participant import Participant, Setup, contribution
+from tests.processes import free_port
 
 
 class GlooParticipant(Participant):

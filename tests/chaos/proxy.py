@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from peer.demo.processes import free_port
+from tests.processes import free_port
 
 PIECE_BYTES = 16 << 10
 QUEUE_PIECES = 64

@@ -15,10 +15,9 @@ from pathlib import Path
 
 import pytest
 
-from peer.demo.processes import free_port
 from peer.errors import ExitCode
 from tests.examples.dockerfile import Image, build
-from tests.processes import Processes
+from tests.processes import Processes, free_port
 from tests.swarms.commands import until
 
 ROOT = Path(__file__).parents[2]

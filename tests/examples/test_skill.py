@@ -12,8 +12,7 @@ from typing import Any
 
 import pytest
 
-from peer.demo.processes import free_port
-from tests.processes import Processes
+from tests.processes import Processes, free_port
 from tests.swarms.commands import ANY_LOOPBACK_PORT, Command, is_ready
 
 SKILL = Path(__file__).parents[2] / "examples/launch/agent/shoal/SKILL.md"

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from peer.demo.processes import free_port
 from peer.events.board import Board
 from peer.events.names import Names
 from peer.extras.site.run_page import Site, serve_run_pages
@@ -21,7 +20,7 @@ from peer.views.pages import Content, serve_pages
 from tests.integration import chromium
 from tests.peer.extras.site.example_pages import OTHER, RUN, a_page
 from tests.peer.statuses import a_status
-from tests.processes import Processes
+from tests.processes import Processes, free_port
 
 ROOT = Path(__file__).parents[2]
 SITE = ROOT / "build/docs"

@@ -13,9 +13,8 @@ import psutil
 import pytest
 
 from dht import addresses
-from peer.demo.processes import free_port
 from peer.joining.link import parse_link
-from tests.processes import Processes
+from tests.processes import Processes, free_port
 from tests.swarms.commands import until
 from tests.swarms.learners import Learner
 

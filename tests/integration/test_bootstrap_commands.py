@@ -21,9 +21,8 @@ import pytest
 import yaml
 
 from peer import cli
-from peer.demo.processes import free_port
 from peer.extras.hosting.bootstrap import DEFAULT_PORT
-from tests.processes import Child, Processes, descendants, still_running
+from tests.processes import Child, Processes, descendants, free_port, still_running
 
 ROOT = Path(__file__).parents[2]
 EXAMPLE = ROOT / "examples" / "bootstrap_host"

@@ -15,9 +15,8 @@ import pytest
 
 from dht.identity import Identity
 from peer import cli
-from peer.demo.processes import free_port
 from peer.guest import other_programs
-from tests.processes import Processes
+from tests.processes import Processes, free_port
 from tests.swarms.commands import (
     Command,
     Swarm,

@@ -20,10 +20,9 @@ from dht.libp2p.hivemind_directory import id_of
 from dht.libp2p.hivemind_host import HivemindHost
 from dht.libp2p.hivemind_imports import PeerID
 from dht.records import PeerRecord, seal
-from peer.demo.processes import free_port
 from tests.chaos.attackers.hostile_requests import CROWDED, KINDS
 from tests.integration.loopback import WAIT_S, hosts, identity, run
-from tests.processes import Processes
+from tests.processes import Processes, free_port
 from tests.swarms.commands import Swarm, address_of
 
 ATTACKERS = 2

@@ -15,8 +15,7 @@ import psutil
 import pytest
 
 from peer import cli
-from peer.demo.processes import free_port
-from tests.processes import Processes, descendants, still_running
+from tests.processes import Processes, descendants, free_port, still_running
 from tests.swarms.commands import until
 
 pytestmark = pytest.mark.timeout(300)

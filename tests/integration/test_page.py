@@ -9,9 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from peer.demo.processes import free_port
 from tests.integration import chromium
-from tests.processes import Processes
+from tests.processes import Processes, free_port
 from tests.swarms.commands import Command
 from tests.swarms.learners import Learner
 

@@ -13,12 +13,11 @@ from typing import Any
 
 import pytest
 
-from peer.demo.processes import free_port
 from peer.extras.site.run_page import Point, Site, serve_run_pages
 from peer.views.page_address import parse_run_page
 from tests.integration import chromium
 from tests.peer.extras.site.example_pages import BAD, LINK, OTHER, RUN, a_page
-from tests.processes import Processes
+from tests.processes import Processes, free_port
 from tests.swarms.commands import Command, Swarm, address_of, answer, run_text, until
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(500)]

@@ -24,7 +24,6 @@ INSIDE = {
     "Unusable": "the same",
     "Declined": "the same",
     "Interrupted": "somebody pressed Ctrl-C",
-    "SearchInterrupted": "the same",
     "LeftEarly": "the same",
     "DialLimited": "a call is made later; told like `PeerUnreachable`",
     "BadPayload": "a stranger's bytes are refused and counted",

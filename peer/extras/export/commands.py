@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable
-from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 from typer import Argument, Option
@@ -20,21 +19,6 @@ from peer.run_file.sections import RunFile
 commands = typer.Typer()
 
 
-class Dtype(StrEnum):
-    """Type of the exported parameters."""
-
-    FP32 = "fp32"
-    BF16 = "bf16"
-
-
-class ExportFormat(StrEnum):
-    """Form of the model that ``shoal export`` writes."""
-
-    SAFETENSORS = "safetensors"
-    HF = "hf"
-    PEFT = "peft"
-
-
 @commands.command(rich_help_panel=USE_THE_MODEL)
 def export(
     where: Annotated[
@@ -45,14 +29,14 @@ def export(
     ],
     out: Annotated[Path, Argument(metavar="OUT", help="File or folder to write.")],
     to: Annotated[
-        ExportFormat,
+        Literal["safetensors", "hf", "peft"],
         Option(
             help="'safetensors': one file of named parameters, for peer.load_weights and --weights;"
             " 'hf': a folder with configuration, tokenizer and model card, which transformers loads"
             " with from_pretrained, adapters added to their base; 'peft': a folder of adapters.",
         ),
-    ] = ExportFormat.SAFETENSORS,
-    dtype: Annotated[Dtype, Option(help="Type of the parameters.")] = Dtype.FP32,
+    ] = "safetensors",
+    dtype: Annotated[Literal["fp32", "bf16"], Option(help="Type of the parameters.")] = "fp32",
     data: Annotated[
         Path | None,
         Option(
@@ -89,12 +73,12 @@ def export(
 
     check: Callable[[RunFile], None] | None = None
     write: Callable[[Export, Path], None] | None = None
-    if to is ExportFormat.HF:
+    if to == "hf":
         check, write = check_exportable, write_folder
-    elif to is ExportFormat.PEFT:
+    elif to == "peft":
         form = extra("use.adapters")
         check, write = form.check, form.write
-    if to is ExportFormat.SAFETENSORS:
+    if to == "safetensors":
         check_place(out, replaces=force)
     else:
         check_free(out)
@@ -106,19 +90,19 @@ def export(
             outer=outer,
             facts=model.facts,
             tokenizer=model.tokenizer(),
-            dtype=dtype.value,
-            base=None if to is ExportFormat.PEFT else model.base(quiet=as_json),
+            dtype=dtype,
+            base=None if to == "peft" else model.base(quiet=as_json),
         )
         write(whole, out)
-    elif dtype is Dtype.BF16:
+    elif dtype == "bf16":
         write_model(outer, out, cast=in_bf16)
     else:
         write_model(outer, out)
     shutil.rmtree(parts_of(outer.run, out), ignore_errors=True)
     record = {
         "file": str(out),
-        "form": to.value,
-        "dtype": dtype.value,
+        "form": to,
+        "dtype": dtype,
         "name": outer.run.name,
         "run_id": outer.run.run_id,
         "tokens": outer.global_tokens,

@@ -72,18 +72,12 @@ def mapped(tensor: Tensor, change: Callable[[Array], Array]) -> Tensor:
 
 def in_bf16(tensor: Tensor) -> Tensor:
     """An fp32 tensor rounded to bf16."""
-    return Tensor("BF16", tensor.shape, _Mapped(tensor.pieces, rounded_to_bf16))
+    return Tensor("BF16", tensor.shape, _Mapped(tensor.pieces, _rounded))
 
 
-def rounded_to_bf16(values: Array) -> Array:
-    """The upper halves of fp32 values, rounded to nearest, ties to even, as torch does."""
-    bits = np.ascontiguousarray(values, "<f4").view(np.uint32)
-    upper = (bits >> np.uint32(16)).astype(np.uint16)
-    # A carry out of the mantissa goes into the exponent, which is the next larger number.
-    rest, odd = bits & np.uint32(0xFFFF), upper & 1
-    up = (rest > 0x8000) | ((rest == 0x8000) & (odd == 1))
-    nan = (bits & np.uint32(0x7FFFFFFF)) > np.uint32(0x7F800000)
-    return np.where(nan, np.uint16(0x7FC0), upper + up.astype(np.uint16))
+def _rounded(values: Array) -> Array:
+    rounded: Array = torch.tensor(values).bfloat16().view(torch.int16).numpy()
+    return rounded
 
 
 M = TypeVar("M", bound=nn.Module)
@@ -267,8 +261,7 @@ def _for_gemma(shape: GptModel, made: Tensors, dtype: Dtype) -> Tensors:
     """
     scale = np.float32(math.sqrt(shape.width))
     if dtype == "bf16":  # the factor is rounded to the type of the weights
-        upper = rounded_to_bf16(np.array([scale])).astype(np.uint32) << np.uint32(16)
-        scale = upper.view(np.float32)[0]
+        scale = np.float32(torch.tensor(scale).bfloat16().item())
     last = scale if shape.tied_head else np.float32(1)
 
     def change(name: str) -> Callable[[Array], Array] | None:

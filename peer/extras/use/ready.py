@@ -7,7 +7,7 @@ import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, TypeAlias
 
 from blake3 import blake3
 from torch import nn
@@ -33,49 +33,27 @@ Decode = Callable[[int], str]
 """Returns the text that the next token completes, which may be empty."""
 
 
-class Codec(Protocol):
-    """The text form of a model's tokens."""
+class ByteCodec:
+    """The text form of a model's tokens: token i is the byte i."""
 
-    end: int | None
+    end: int | None = BYTES_END
     """The token that ends a document."""
-    is_chat: bool
-    """True if ``messages`` may be called."""
 
     def encode(self, text: str) -> list[int]:
         """Return the tokens of a text, without special ones."""
-        ...
+        (tokens,) = ByteTokenizer().encode([text])
+        numbers: list[int] = tokens.tolist()
+        return numbers
 
-    def messages(self, messages: Sequence[Message]) -> list[int]:
-        """Return the tokens of a chat, up to where the model's answer begins."""
-        ...
+    def chat(self, messages: Sequence[Message]) -> list[int] | None:
+        """The tokens of a chat, up to the model's answer; ``None``: it does not know how."""
+        return None
 
     def decoder(self, before: Sequence[int] = ()) -> tuple[Decode, Callable[[], str]]:
         """A function for one token after the other, and one that returns what is left.
 
         ``before``: the tokens that they continue.
         """
-        ...
-
-    def size_bytes(self, tokens: Sequence[int]) -> int:
-        """Return the number of bytes of the text of tokens; one that ends a document has none."""
-        ...
-
-
-class ByteCodec:
-    """Token i is the byte i."""
-
-    end: int | None = BYTES_END
-    is_chat = False
-
-    def encode(self, text: str) -> list[int]:
-        (tokens,) = ByteTokenizer().encode([text])
-        numbers: list[int] = tokens.tolist()
-        return numbers
-
-    def messages(self, messages: Sequence[Message]) -> list[int]:
-        raise NotImplementedError("bytes have no chat template")
-
-    def decoder(self, before: Sequence[int] = ()) -> tuple[Decode, Callable[[], str]]:
         decoding = codecs.getincrementaldecoder("utf-8")(errors="replace")
         # A model may have more tokens than there are bytes.
         return (
@@ -84,47 +62,23 @@ class ByteCodec:
         )
 
     def size_bytes(self, tokens: Sequence[int]) -> int:
+        """Return the number of bytes of the text of tokens; one that ends a document has none."""
         return sum(token != self.end for token in tokens)
 
 
-class FormCodec:
-    """Puts what is said into the form in which a run's examples were, as in its training."""
-
-    is_chat = True
-
-    def __init__(self, codec: Codec, form: ExampleForm) -> None:
-        self._codec = codec
-        self._form = form
-        self.end = codec.end
-
-    def encode(self, text: str) -> list[int]:
-        return self._codec.encode(text)
-
-    def messages(self, messages: Sequence[Message]) -> list[int]:
-        turns, opening = self._form.opening(messages)
-        end = [] if self.end is None else [self.end]
-        tokens = [token for turn in turns for token in (*self.encode(turn.text), *end)]
-        return tokens + self.encode(opening)
-
-    def decoder(self, before: Sequence[int] = ()) -> tuple[Decode, Callable[[], str]]:
-        return self._codec.decoder(before)
-
-    def size_bytes(self, tokens: Sequence[int]) -> int:
-        return self._codec.size_bytes(tokens)
-
-
 class TokenizerCodec:
-    """A tokenizer of transformers."""
+    """The same with a tokenizer of transformers."""
 
     def __init__(self, tokenizer: Any, end: int | None) -> None:
         self._tokenizer = tokenizer
         self.end = end
-        self.is_chat = bool(getattr(tokenizer, "chat_template", None))
 
     def encode(self, text: str) -> list[int]:
         return list(self._tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"])
 
-    def messages(self, messages: Sequence[Message]) -> list[int]:
+    def chat(self, messages: Sequence[Message]) -> list[int] | None:
+        if not getattr(self._tokenizer, "chat_template", None):
+            return None
         text = self._tokenizer.apply_chat_template(
             list(messages), add_generation_prompt=True, tokenize=False
         )
@@ -173,6 +127,17 @@ class _Pieces:
     def _shown(self, piece: str) -> str:
         self._last, self._new = self._new, []
         return piece
+
+
+Codec: TypeAlias = ByteCodec | TokenizerCodec
+
+
+def in_form(codec: Codec, form: ExampleForm, messages: Sequence[Message]) -> list[int]:
+    """The tokens of a chat in the form in which a run's examples were in its training."""
+    turns, opening = form.opening(messages)
+    end = [] if codec.end is None else [codec.end]
+    tokens = [token for turn in turns for token in (*codec.encode(turn.text), *end)]
+    return tokens + codec.encode(opening)
 
 
 def codec_of(files: TokenizerFiles) -> Codec:
@@ -241,8 +206,11 @@ class ReadyModel:
 
     def prompt(self, messages: Sequence[Message]) -> list[int]:
         """The tokens to continue: of a chat, or of the last message alone."""
-        if self.text.is_chat:
-            return self.text.messages(messages)
+        form = None if self.run is None else getattr(self.run.data, "examples", None)
+        if form is not None:
+            return in_form(self.text, form, messages)
+        if (tokens := self.text.chat(messages)) is not None:
+            return tokens
         tokens = self.text.encode(messages[-1]["content"])
         # Nothing is known of a text that has not begun: a document has ended before it.
         return tokens or [0 if self.text.end is None else self.text.end]
@@ -271,21 +239,14 @@ def ready_of_run(
     """
     check_buildable(outer.run)
     model = model_of(outer, base)
-    codec = None if tokenizer is None else codec_of(tokenizer)
     return ReadyModel(
         model=model,
         context=context_of(model, outer.run.data.sequence_length),
-        codec=_in_form(codec, outer.run),
+        codec=None if tokenizer is None else codec_of(tokenizer),
         run=outer.run,
         data_dir=data_dir,
         name=f"run {outer.run.name}",
     )
-
-
-def _in_form(codec: Codec | None, run: RunFile | None) -> Codec | None:
-    """The codec that writes what is said as the examples of the run were written."""
-    form = None if run is None else getattr(run.data, "examples", None)
-    return codec if codec is None or form is None else FormCodec(codec, form)
 
 
 def is_export(folder: Path) -> bool:
@@ -305,7 +266,7 @@ def made_ready(
     return ReadyModel(
         model=model,
         context=context_of(model, 1024),
-        codec=_in_form(codec_in_folder(folder), run),
+        codec=codec_in_folder(folder),
         run=run,
         data_dir=data_dir or folder,
         name=f"the model in {folder}" if run is None else f"run {run.name}",

@@ -287,10 +287,8 @@ def test_ctrl_c_while_a_run_file_is_searched_tells_for_what_was_waited(
     monkeypatch.setattr("peer.joining.link.ask_peers", search)
     monkeypatch.setattr("peer.cli.finding.time", SimpleNamespace(sleep=interrupt))
     assert cli.run(["join", "--yes", LINK]) == 130
-    assert capsys.readouterr().err.splitlines()[-1] == (
-        f"shoal: interrupted while it looked for the run file of run {'0' * 16}...: no host "
-        "answered; nothing was started, and nothing is left behind on this machine"
-    )
+    *_, reason, last = capsys.readouterr().err.splitlines()
+    assert "no host answered" in reason and last == "shoal: interrupted"
 
 
 def test_a_demo_writes_nothing_beside_somebodys_files(

@@ -8,10 +8,10 @@ import aiohttp
 import pytest
 from aiohttp import web
 
-from peer.demo.processes import free_port
 from peer.views import connections
 from peer.views.page_address import parse_page
 from peer.views.pages import serve
+from tests.processes import free_port
 
 
 async def alive(request: web.Request) -> web.Response:

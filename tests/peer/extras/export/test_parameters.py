@@ -19,7 +19,6 @@ from peer.extras.export.parameters import (
     converted,
     in_bf16,
     mlp_width,
-    rounded_to_bf16,
     rows_of,
 )
 from peer.model.recipes.gpt import Gpt
@@ -138,14 +137,3 @@ def test_rows_are_cut_across_pieces_without_a_copy() -> None:
     pieces = [np.asarray(piece) for piece in part.pieces]
     assert np.array_equal(np.concatenate(pieces), values[4:32])
     assert all(np.shares_memory(piece, values) for piece in pieces)
-
-
-def test_rounding_to_bf16_is_that_of_torch() -> None:
-    bits = np.random.default_rng(0).integers(0, 2**32, 200_000, dtype=np.uint32)
-    ties = np.arange(0x3F808000, 0x3F808000 + 2**20, 0x8000, dtype=np.uint32)
-    values = np.concatenate([bits, ties]).view(np.float32)
-    theirs = torch.from_numpy(values).to(torch.bfloat16)
-    ours = torch.from_numpy(rounded_to_bf16(values).copy()).view(torch.bfloat16)
-    finite = ~torch.isnan(theirs)
-    assert torch.equal(ours[finite], theirs[finite])
-    assert torch.isnan(ours[~finite]).all()

@@ -20,7 +20,6 @@ from dht.libp2p.lane.wire import CIRCUIT_PROTOCOL, Circuit, Leg, decode, encode
 from dht.presence.presence import Presence
 from dht.presence.this_peer import Profile
 from peer.cli.listening import SettingError
-from peer.demo.processes import free_port
 from peer.errors import Unusable
 from peer.extras.hosting.bootstrap import (
     Bootstrap,
@@ -31,6 +30,7 @@ from peer.extras.hosting.bootstrap import (
 )
 from tests.integration.loopback import LOOPBACK
 from tests.peer.views.served_figures import served_by_bootstrap_peers
+from tests.processes import free_port
 
 RUN = RunId("ab" * 32)
 

@@ -13,7 +13,6 @@ import msgspec
 import pytest
 
 from dht.identity import PeerId, RunId
-from peer.demo.processes import free_port
 from peer.extras import run_lists as run_list
 from peer.extras.site import run_page as server
 from peer.extras.site.run_page import (
@@ -29,6 +28,7 @@ from peer.extras.site.shelf import Shelf
 from peer.run_file.sections import RunFile
 from peer.views.page_address import PageError, parse_run_page
 from tests.peer.extras.site.example_pages import LINK, OTHER, RUN, a_page
+from tests.processes import free_port
 
 
 def test_a_page_is_what_it_was_before_it_was_encoded() -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from peer.errors import DataUnavailable
 from peer.extras.export.tokenizer import TokenizerFiles, bytes_tokenizer, tokenizer_of
-from peer.extras.use.ready import ByteCodec, Codec, FormCodec, codec_in, codec_of
+from peer.extras.use.ready import ByteCodec, Codec, codec_in, codec_of, in_form
 from peer.run_file.forms import form_of
 from tests.peer.extras.export.exported_run import RUN
 
@@ -67,9 +67,9 @@ def test_the_tokenizer_of_a_run_of_bytes_needs_no_other_package(tmp_path: Path) 
 def test_a_chat_is_written_with_the_template_of_the_tokenizer(tmp_path: Path) -> None:
     template = "{% for m in messages %}[{{ m.role }}] {{ m.content }}\n{% endfor %}[assistant]"
     codec = of_transformers(tmp_path, template=template)
-    tokens = codec.messages([{"role": "user", "content": "hé"}])
-    assert codec.is_chat and bytes(tokens).decode() == "[user] hé\n[assistant]"
-    assert not of_transformers(tmp_path).is_chat
+    chat = [{"role": "user", "content": "hé"}]
+    assert bytes(codec.chat(chat) or ()).decode() == "[user] hé\n[assistant]"
+    assert of_transformers(tmp_path).chat(chat) is None
 
 
 def test_a_damaged_tokenizer_is_one_sentence(tmp_path: Path) -> None:
@@ -122,15 +122,14 @@ def test_pieces_of_a_tokenizer_with_merges_are_the_text(kind: str, tmp_path: Pat
 
 
 def test_messages_to_a_model_have_the_form_of_its_training() -> None:
-    codec = FormCodec(ByteCodec(), form_of("chat", None, None))
     chat = [
         {"role": "user", "content": "Hé?"},
         {"role": "assistant", "content": "Yes."},
         {"role": "user", "content": "Why?"},
     ]
     said = "User: Hé?\nAssistant: Yes.\0User: Why?\nAssistant: "
-    assert bytes(codec.messages(chat)).decode() == said
-    answer = FormCodec(
-        ByteCodec(), form_of("completion", None, {"prompt": "Q{content}A", "answer": "{content}"})
-    )
-    assert bytes(answer.messages([{"role": "user", "content": "?"}])) == b"Q?A"
+    tokens = in_form(ByteCodec(), form_of("chat", None, None), chat)
+    assert bytes(tokens).decode() == said
+    completion = form_of("completion", None, {"prompt": "Q{content}A", "answer": "{content}"})
+    question = [{"role": "user", "content": "?"}]
+    assert bytes(in_form(ByteCodec(), completion, question)) == b"Q?A"
