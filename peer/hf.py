@@ -24,8 +24,6 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import ExitStack
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
@@ -35,7 +33,7 @@ from torch.utils.data import IterableDataset
 from peer.bridge.messages import Fields
 from peer.data.feed import order_for_peer
 from peer.errors import ExtraMissing, Unusable
-from peer.island import join
+from peer.island import Attendance
 from peer.island.follower import Follower
 from peer.model.naming import unwrapped
 from peer.model.recipes import held_out_loss
@@ -44,7 +42,7 @@ from peer.run_file.sections import RunFile
 from peer.trainer.computing.device_facts import LateValue
 from peer.trainer.own_loops import MeasureModel, in_evaluation, of_batches
 from peer.trainer.session import Run
-from peer.trainer.settings import JoinSettings, settings_from
+from peer.trainer.settings import JoinSettings
 
 try:
     import accelerate  # noqa: F401 (without it there is no Trainer)
@@ -76,30 +74,19 @@ class ShoalCallback(TrainerCallback):  # type: ignore[misc]
         settings: JoinSettings | None = None,
         **own: Any,
     ) -> None:
-        # Raises errors now, not when training begins.
-        self._holds_final = settings_from(settings, own).final == "run"
-        self._where = run
+        self._there = Attendance(run, on_event=on_event, settings=settings, own=own)
         self._schedule = schedule
         self._held_out = held_out
-        self._on_event = on_event
-        self._settings, self._own = settings, own
-        self._open = ExitStack()
-        self._training: _Training | None = None
-        """The present training, or the last one; ``None`` before the first."""
+        self._count: Callable[[TrainerState], int] = lambda state: 0
+        """The tokens of this process in the step."""
 
     def __repr__(self) -> str:
-        return f"ShoalCallback({self._where if self._training is None else self._training.run!r})"
+        return f"ShoalCallback({self._there})"
 
     @property
     def run(self) -> Run | Follower:
         """The result of ``peer.island.join``. There is none before training begins."""
-        return self._begun.run
-
-    @property
-    def _begun(self) -> _Training:
-        if self._training is None:
-            raise RuntimeError("the run is joined when training begins; there is none before")
-        return self._training
+        return self._there.run
 
     def dataset(self) -> RunDataset:
         """The run's own data recipe, for ``Trainer(train_dataset=...)``."""
@@ -109,7 +96,7 @@ class ShoalCallback(TrainerCallback):  # type: ignore[misc]
         return self
 
     def __exit__(self, *error: Any) -> None:
-        self._open.__exit__(*error)
+        self._there.open.__exit__(*error)
 
     # --- what the Trainer calls -------------------------------------------------------------------
 
@@ -126,16 +113,10 @@ class ShoalCallback(TrainerCallback):  # type: ignore[misc]
         **rest: Any,
     ) -> None:
         _check(args)
-        self._open.close()  # an earlier training that ended in an error is still open
         own = unwrapped(model)
-        run = join(
-            self._where, model=own, optimizer=optimizer, settings=self._settings, **self._own
-        )
-        if self._on_event is not None:
-            run.on("*", self._on_event)
-        self._open.enter_context(run)
+        run = self._there.begin(own, optimizer)
         recipe = isinstance(getattr(train_dataloader, "dataset", None), RunDataset)
-        self._training = _Training(run, self._token_counter(own, args, state, recipe=recipe))
+        self._count = self._token_counter(own, args, state, recipe=recipe)
         # The run's data goes on where it stopped. The Trainer would skip what it has read before.
         args.ignore_data_skip |= recipe
         at_once = args.per_device_eval_batch_size
@@ -157,7 +138,7 @@ class ShoalCallback(TrainerCallback):  # type: ignore[misc]
     def on_pre_optimizer_step(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **rest: Any
     ) -> None:
-        self.run.log(tokens=self._begun.count(state))
+        self.run.log(tokens=self._count(state))
 
     def on_step_end(
         self,
@@ -181,7 +162,7 @@ class ShoalCallback(TrainerCallback):  # type: ignore[misc]
         """End the training, with a last checkpoint of the Trainer if it makes any."""
         control.should_training_stop = True
         control.should_save |= str(getattr(args.save_strategy, "value", args.save_strategy)) != "no"
-        if self.run.finished and self._holds_final:
+        if self.run.finished and self._there.holds_final:
             self.run.adopt_final()
 
     def on_log(
@@ -193,7 +174,7 @@ class ShoalCallback(TrainerCallback):  # type: ignore[misc]
         logs: dict[str, Any],
         **rest: Any,
     ) -> None:
-        if self._training is None:
+        if self._there.joined is None:
             return
         if isinstance(logs.get("loss"), (int, float)):
             self.run.log(loss=float(logs["loss"]))
@@ -204,7 +185,7 @@ class ShoalCallback(TrainerCallback):  # type: ignore[misc]
     def on_train_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **rest: Any
     ) -> None:
-        self._open.close()
+        self._there.open.close()
 
     # --- held-out loss ----------------------------------------------------------------------------
 
@@ -232,17 +213,8 @@ class ShoalCallback(TrainerCallback):  # type: ignore[misc]
             args.include_num_input_tokens_seen = "all" if recipe else "non_padding"
             return _SeenByTrainer(state, args.world_size)
         counter = _SeenByModel(model)
-        self._open.callback(counter.hook.remove)
+        self._there.open.callback(counter.hook.remove)
         return counter
-
-
-@dataclass(frozen=True, slots=True)
-class _Training:
-    """One training of the Trainer."""
-
-    run: Run | Follower
-    count: Callable[[TrainerState], int]
-    """Number of tokens trained on since its last call."""
 
 
 class RunDataset(IterableDataset[dict[str, torch.Tensor]]):

@@ -14,7 +14,6 @@ learning rate, and the end; ``max_steps`` and ``max_epochs`` also end this peer'
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -23,12 +22,12 @@ import torch
 from peer.bridge.messages import Fields
 from peer.data.feed import order_for_peer
 from peer.errors import ExtraMissing
-from peer.island import join
+from peer.island import Attendance
 from peer.island.follower import Follower
 from peer.run_file.sections import RunFile
 from peer.trainer.own_loops import MeasureModel, in_evaluation
 from peer.trainer.session import Run
-from peer.trainer.settings import JoinSettings, settings_from
+from peer.trainer.settings import JoinSettings
 
 try:
     from lightning.pytorch import Callback
@@ -76,44 +75,25 @@ class ShoalCallback(Callback):  # type: ignore[misc]
         settings: JoinSettings | None = None,
         **own: Any,
     ) -> None:
-        # Raises errors now, not when training begins.
-        self._holds_final = settings_from(settings, own).final == "run"
-        self._where = run
+        self._there = Attendance(run, on_event=on_event, settings=settings, own=own)
         self._schedule = schedule
         self._tokens = tokens
         self._own_order = own_order
         self._held_out = held_out
-        self._on_event = on_event
-        self._settings, self._own = settings, own
-        self._open = ExitStack()
-        self._run: Run | Follower | None = None
-        """The run of the present training, or of the last one; ``None`` before the first."""
 
     def __repr__(self) -> str:
-        return f"ShoalCallback({self._where if self._run is None else self._run!r})"
+        return f"ShoalCallback({self._there})"
 
     @property
     def run(self) -> Run | Follower:
         """The result of ``peer.island.join``. There is none before training begins."""
-        if self._run is None:
-            raise RuntimeError("the run is joined when training begins; there is none before")
-        return self._run
+        return self._there.run
 
     # --- what the Trainer calls -------------------------------------------------------------------
 
     def on_train_start(self, trainer: Any, pl_module: torch.nn.Module) -> None:
         optimizers = list(trainer.optimizers)
-        run = join(
-            self._where,
-            model=pl_module,
-            optimizer=optimizers,
-            settings=self._settings,
-            **self._own,
-        )
-        if self._on_event is not None:
-            run.on("*", self._on_event)
-        self._open.enter_context(run)
-        self._run = run
+        run = self._there.begin(pl_module, optimizers)
         if self._schedule:
             for optimizer in optimizers:
                 run.schedule(optimizer)
@@ -140,14 +120,14 @@ class ShoalCallback(Callback):  # type: ignore[misc]
         if isinstance(loss, torch.Tensor):
             self.run.log(loss=loss)
         trainer.should_stop |= self.run.over
-        if self.run.finished and self._holds_final:
+        if self.run.finished and self._there.holds_final:
             self.run.adopt_final()  # before the Trainer's last checkpoint
 
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
-        self._open.close()
+        self._there.open.close()
 
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
-        self._open.__exit__(type(exception), exception, exception.__traceback__)
+        self._there.open.__exit__(type(exception), exception, exception.__traceback__)
 
 
 def _loaders(loaders: Any) -> list[Any]:

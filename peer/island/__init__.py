@@ -29,6 +29,8 @@ hang.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -36,6 +38,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from peer.bridge.messages import Fields
 from peer.island.channel import Channel, IslandBroken
 from peer.island.follower import Follower
 from peer.island.lead import Lead
@@ -44,7 +47,7 @@ from peer.storage.inner_state import Optimizers
 from peer.trainer.rank import plan_of
 from peer.trainer.session import Run
 from peer.trainer.session import join as join_alone
-from peer.trainer.settings import JoinSettings
+from peer.trainer.settings import JoinSettings, settings_from
 
 __all__ = ["Follower", "IslandBroken", "join", "open"]
 
@@ -81,3 +84,48 @@ def join(
 def open(run: str | Path | RunFile | None = None, **how: Any) -> Run | Follower:  # noqa: A001
     """``peer.open`` for every rank of ``torch.distributed``."""
     return join(run, **how).__enter__()
+
+
+class Attendance:
+    """The part of a Trainer's callback in a run, whatever the Trainer.
+
+    ``own``: fields of ``peer.JoinSettings``. Wrong ones raise here, not when training begins.
+    """
+
+    def __init__(
+        self,
+        run: str | Path | RunFile | None,
+        *,
+        on_event: Callable[[Fields], None] | None,
+        settings: JoinSettings | None,
+        own: Mapping[str, Any],
+    ) -> None:
+        self.holds_final = settings_from(settings, own).final == "run"
+        self._where = run
+        self._on_event = on_event
+        self._settings, self._own = settings, own
+        self.joined: Run | Follower | None = None
+        """The run of the present training, or of the last one; ``None`` before the first."""
+        self.open = ExitStack()
+        """What ends with the training."""
+
+    def __repr__(self) -> str:
+        return repr(self._where if self.joined is None else self.joined)
+
+    @property
+    def run(self) -> Run | Follower:
+        if self.joined is None:
+            raise RuntimeError("the run is joined when training begins; there is none before")
+        return self.joined
+
+    def begin(self, model: torch.nn.Module, optimizer: Optimizers) -> Run | Follower:
+        """Join the run. Raises what ``join`` raises."""
+        self.open.close()  # an earlier training that ended in an error is still open
+        run = join(
+            self._where, model=model, optimizer=optimizer, settings=self._settings, **self._own
+        )
+        if self._on_event is not None:
+            run.on("*", self._on_event)
+        self.open.enter_context(run)
+        self.joined = run
+        return run
