@@ -29,54 +29,29 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from peer.errors import (
-        LeftEarly,
-        LoopWarning,
-        ModelMismatch,
-        PeerError,
-        RunUnreachable,
-    )
-    from peer.extras.bases.base_models import fetch_base
-    from peer.joining.link import read_run
-    from peer.model.recipes import (
-        build_model,
-        build_optimizer,
-        clip_gradients,
-        held_out_loss,
-        next_token_loss,
-    )
-    from peer.model.weights import load_weights, save_weights
-    from peer.run_file.sections import RunFile
-    from peer.status import PeerStatus
-    from peer.trainer.own_loops import autocast, describe, micro_batches
-    from peer.trainer.session import Run, join, open  # noqa: A004
-    from peer.trainer.settings import JoinSettings
-
-__all__ = [
-    "JoinSettings",
-    "LeftEarly",
-    "LoopWarning",
-    "ModelMismatch",
-    "PeerError",
-    "PeerStatus",
-    "Run",
-    "RunFile",
-    "RunUnreachable",
-    "autocast",
-    "build_model",
-    "build_optimizer",
-    "clip_gradients",
-    "describe",
-    "fetch_base",
-    "held_out_loss",
-    "join",
-    "load_weights",
-    "micro_batches",
-    "next_token_loss",
-    "open",
-    "read_run",
-    "save_weights",
-]
+    from peer.errors import LeftEarly as LeftEarly
+    from peer.errors import LoopWarning as LoopWarning
+    from peer.errors import ModelMismatch as ModelMismatch
+    from peer.errors import PeerError as PeerError
+    from peer.errors import RunUnreachable as RunUnreachable
+    from peer.extras.bases.base_models import fetch_base as fetch_base
+    from peer.joining.link import read_run as read_run
+    from peer.model.recipes import build_model as build_model
+    from peer.model.recipes import build_optimizer as build_optimizer
+    from peer.model.recipes import clip_gradients as clip_gradients
+    from peer.model.recipes import held_out_loss as held_out_loss
+    from peer.model.recipes import next_token_loss as next_token_loss
+    from peer.model.weights import load_weights as load_weights
+    from peer.model.weights import save_weights as save_weights
+    from peer.run_file.sections import RunFile as RunFile
+    from peer.status import PeerStatus as PeerStatus
+    from peer.trainer.own_loops import autocast as autocast
+    from peer.trainer.own_loops import describe as describe
+    from peer.trainer.own_loops import micro_batches as micro_batches
+    from peer.trainer.session import Run as Run
+    from peer.trainer.session import join as join
+    from peer.trainer.session import open as open  # noqa: A004
+    from peer.trainer.settings import JoinSettings as JoinSettings
 
 _HOMES = {
     "peer.errors": ("LeftEarly", "LoopWarning", "ModelMismatch", "PeerError", "RunUnreachable"),
@@ -94,6 +69,7 @@ _HOMES = {
 }
 """The module of each name."""
 
+__all__ = [name for names in _HOMES.values() for name in names]
 
 _INTEGRATIONS = ("hf", "island", "lightning")
 """Modules with further dependencies, also imported on first use."""
