@@ -75,10 +75,10 @@ def join(
         raise IslandBroken(
             "FSDP1 keeps flattened parameters; use torch.distributed.fsdp.fully_shard"
         )
-    channel = Channel(plan.settings.start_timeout_s + 60.0)
-    if channel.rank == 0:
-        return Run(replace(plan, ranks=Lead(channel)))
-    return Follower(channel, plan)
+    timeout_s = plan.settings.start_timeout_s + 60.0
+    if dist.get_rank() == 0:
+        return Run(replace(plan, ranks=Lead(timeout_s)))
+    return Follower(Channel(timeout_s), plan)
 
 
 def open(run: str | Path | RunFile | None = None, **how: Any) -> Run | Follower:  # noqa: A001

@@ -16,12 +16,11 @@ from peer.run_file.sections import RunFile
 from peer.trainer.rank import Agreed
 
 
-class Lead:
+class Lead(Channel):
     """Rank 0's way to the other ranks: the ``peer.trainer.rank.OtherRanks`` of its run."""
 
-    def __init__(self, channel: Channel) -> None:
-        self._channel = channel
-        self._open = True
+    is_open = True
+    """Whether the other ranks listen."""
 
     def begin(
         self,
@@ -39,46 +38,36 @@ class Lead:
             "layout": layout.hash.hex(),
             "data_dir": str(data_dir.resolve()),
         }
-        self._channel.tell(Command.BEGIN, beginning)
+        self.tell(Command.BEGIN, beginning)
         try:
-            units = agree_on_units(self._channel, layout, parameters, fits=True)
+            units = agree_on_units(self, layout, parameters, fits=True)
         except IslandBroken:
-            self._open = False  # the other ranks fail as well, and listen no more
+            self.is_open = False  # the other ranks fail as well, and listen no more
             raise
         return [[LeadPiece(self, unit) for unit in fragment] for fragment in units]
 
-    @property
-    def is_open(self) -> bool:
-        return self._open
-
-    def command(self, kind: Command, *arguments: float) -> None:
-        self._channel.command(kind, *arguments)
-
-    def total(self, tokens: int) -> int:
-        return self._channel.total(tokens)
-
     def wait(self) -> None:
-        self._channel.command(Command.WAIT)
+        self.command(Command.WAIT)
 
     def go(self, agreed: Agreed) -> None:
-        self._channel.command(
+        self.command(
             *(Command.GO, agreed.over, agreed.finished, agreed.global_tokens, agreed.peers),
             agreed.measure,
             float("nan") if agreed.rate is None else agreed.rate,
         )
 
     def end(self, failure: str | None) -> None:
-        if not self._open:
+        if not self.is_open:
             return
-        self._open = False
+        self.is_open = False
         if failure is None:
-            self._channel.command(Command.END)
+            self.command(Command.END)
         else:
-            self._channel.tell(Command.FAILED, failure)
-        self._channel.close()
+            self.tell(Command.FAILED, failure)
+        self.close()
 
     def abandon(self) -> None:
-        self._open = False
+        self.is_open = False
 
 
 class LeadPiece:

@@ -111,27 +111,3 @@ class Connections:
                 connection.requests -= 1
 
         return watch
-
-
-class Site(web.BaseSite):
-    """An address at which a runner serves bounded connections."""
-
-    def __init__(
-        self, runner: web.AppRunner, connections: Connections, host: str, port: int
-    ) -> None:
-        super().__init__(runner)
-        self._connections = connections
-        self._at = host, port
-
-    @property
-    def name(self) -> str:
-        return f"http://{self._at[0]}:{self._at[1]}"
-
-    async def start(self) -> None:
-        await super().start()
-        server = self._runner.server
-        assert server is not None, "the runner is set up"
-        loop = asyncio.get_running_loop()
-        self._server = await loop.create_server(
-            lambda: self._connections.accept(server), *self._at, backlog=CONNECTIONS_MAX
-        )

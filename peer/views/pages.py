@@ -13,6 +13,7 @@ do not, so that a watchdog and Prometheus need no secret.
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import hmac
 import json
@@ -40,7 +41,7 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 from prometheus_client.registry import Collector
 
 from dht.bounded_mapping import ALL
-from peer.views.connections import REQUEST_WITHIN_S, Connections, Site
+from peer.views.connections import CONNECTIONS_MAX, REQUEST_WITHIN_S, Connections
 from peer.views.event_log import plain
 from peer.views.page_address import PageAddress, PageError, is_local, reason_of
 
@@ -162,24 +163,31 @@ async def serve(application: web.Application, address: PageAddress) -> AsyncIter
         keepalive_timeout=REQUEST_WITHIN_S,
     )
     await runner.setup()
+    listening = None
     try:
-        yield await _listen(runner, connections, address)
+        listening, served = await _listen(runner, connections, address)
+        yield served
     finally:
+        if listening is not None:
+            listening.close()
         await runner.cleanup()
 
 
 async def _listen(
     runner: web.AppRunner, connections: Connections, address: PageAddress
-) -> PageAddress:
+) -> tuple[asyncio.Server, PageAddress]:
+    server, loop = runner.server, asyncio.get_running_loop()
+    assert server is not None, "the runner is set up"
     for number in range(address.tries):
         tried = replace(address, port=address.port + number)
         try:
-            await Site(runner, connections, tried.host, tried.port).start()
+            return await loop.create_server(
+                lambda: connections.accept(server), tried.host, tried.port, backlog=CONNECTIONS_MAX
+            ), tried
         except OSError as error:
             if error.errno == errno.EADDRINUSE and number + 1 < address.tries:
                 continue
             raise PageError(str(tried), reason_of(error)) from error
-        return tried
     raise AssertionError("tries is positive")
 
 

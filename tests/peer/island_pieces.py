@@ -53,10 +53,10 @@ def check(way: str, dtype: torch.dtype, settings: dict[str, Any]) -> None:
     run = parse(settings["run"])
     layout = model_layout(model, run.outer.fragments)
     coarse = is_coarse(parameters)
-    channel = Channel(60.0)
-    lead, pieces, follower = None, [], None
-    if channel.rank == 0:
-        lead = Lead(channel)
+    lead = Lead(60.0) if dist.get_rank() == 0 else None
+    channel = lead or Channel(60.0)
+    pieces, follower = [], None
+    if lead is not None:
         pieces = [
             list(units)
             for units in lead.begin(run, PeerId("anna"), layout, parameters, data_dir=Path())
