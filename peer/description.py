@@ -44,7 +44,7 @@ class Described(Struct, frozen=True, array_like=True):
     digest: Annotated[str, Meta(max_length=64)] = ""
     """Hash of the values of a frozen tensor; empty for one that peers exchange."""
     kind: Kind | None = None
-    """What an exchanged tensor is for the layout."""
+    """Kind of an exchanged tensor in the layout."""
 
     @property
     def words(self) -> str:

@@ -1,4 +1,4 @@
-"""What is installed: parts that an installation may lack, and the documents.
+"""The installation: parts that it may lack, and the documents.
 
 Such parts are ``peer.extras``, and packages of its ``pip`` extras. The core names modules of
 ``peer.extras`` to these functions alone, and where they are needed. So it is imported, and takes

@@ -276,7 +276,7 @@ def _with_section(error: Exception) -> str:
 
 
 GIVEN = ("COMMANDLINE", "ENVIRONMENT")
-"""Where a value comes from that is no default."""
+"""Sources of a value that somebody has given."""
 
 
 def given_words(context: typer.Context, *without: str) -> list[str]:

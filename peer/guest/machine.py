@@ -143,7 +143,7 @@ def screen_is_taken(ask: Callable[[str], str] | None = None) -> bool:
 
 
 def _printed(command: str) -> str:
-    """What a command prints; nothing if it fails, or its program is not there."""
+    """The output of a command; nothing if it fails, or its program is not there."""
     if shutil.which(command.split()[0]) is None:
         return ""
     with subprocess.Popen(

@@ -107,7 +107,7 @@ class Attendance:
         self.joined: Run | Follower | None = None
         """The run of the present training, or of the last one; ``None`` before the first."""
         self.open = ExitStack()
-        """What ends with the training."""
+        """Closed at the end of the training."""
 
     def __repr__(self) -> str:
         return repr(self._where if self.joined is None else self.joined)

@@ -102,7 +102,7 @@ class Channel:
         return int(numbers.item())
 
     def gathered(self, own: T) -> list[T]:
-        """What each rank has, by rank, at all of them."""
+        """Exchange one thing between all ranks. Returns those of all, by rank, at each of them."""
         answers: list[Any] = [None] * self.size
         dist.all_gather_object(answers, own, self._group)
         return answers

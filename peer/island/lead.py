@@ -20,7 +20,7 @@ class Lead(Channel):
     """Rank 0's way to the other ranks: the ``peer.trainer.rank.OtherRanks`` of its run."""
 
     is_open = True
-    """Whether the other ranks listen."""
+    """False once the other ranks listen no more."""
 
     def begin(
         self,

@@ -1,5 +1,7 @@
-"""What commands do with a base: fetch it before this machine is measured with it, and write the run
-file of a run that begins from it (``shoal run new --base``)."""
+"""A base in commands: fetched before this machine is measured with it, and named in a run file.
+
+The run file of a run that begins from it is that of ``shoal run new --base``.
+"""
 
 from __future__ import annotations
 

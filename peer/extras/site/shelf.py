@@ -1,4 +1,8 @@
-"""TODO"""
+"""A folder of exports: an index, the newest ones, and a link ``latest``, for any web server.
+
+What is being written has a hidden name, and the index names what is whole. So a reader meets whole
+exports only, and what a kill has left is swept away before the next one.
+"""
 
 from __future__ import annotations
 
