@@ -689,6 +689,7 @@ _LAB = _rows(
         "partition": ("peers, lasts_s, time_s", "{peers} peers were cut off from the others"),
         "heal": ("time_s", "the partition ended"),
         "join": ("peers, lasts_s, time_s", "{peers} peers joined"),
+        "order": ("peers, lasts_s, time_s", "{peers} peers heard an order of the run's owner"),
     },
 )
 

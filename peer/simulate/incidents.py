@@ -1,8 +1,10 @@
-"""Schedules the incidents of an experiment: events and churn."""
+"""Schedules the incidents of an experiment: events, churn, and the end by a date."""
 
 from __future__ import annotations
 
-from peer.simulate.lifecycle import Lives
+from averaging.virtual.peer import Peer
+from peer.rules.ending import LastRounds
+from peer.simulate.lifecycle import Lives, states_of
 from peer.simulate.settings import Event
 from peer.simulate.slots import Slot, chosen
 
@@ -37,6 +39,10 @@ class Incidents:
             lives.partition([[slot.name for slot in affected]])
             if event.lasts_s:
                 lives.call_in(event.lasts_s, self._heal)
+        elif event.kind == "order":
+            there = [lives.nodes[slot.name] for slot in affected if slot.is_in_training]
+            versions = [s.version for each in lives.in_training for s in states_of(each)]
+            lives.owner.issue(event, there, version=max(versions, default=0))
         if event.every_s:
             lives.call_in(event.every_s, self._happen, event, affected)
 
@@ -63,3 +69,59 @@ class Incidents:
             away_s = float(lives.rng.exponential(lives.experiment.weather.away_s))
             lives.fail(slot, away_s)
         lives.call_in(self._until_churn_s(), self._churn)
+
+
+LOOK_EVERY_S = 0.5
+WAIT_S = 30.0
+"""Longest time for the last rounds, besides the quorum's deadline."""
+
+
+class DateOfEnd:
+    """Makes the peers' last rounds from a date on, on a clock that is right.
+
+    Live peers do the same (``peer.rules.ending``). One that comes after the date makes none.
+    """
+
+    def __init__(self, lives: Lives, date_s: float) -> None:
+        self._lives = lives
+        self._rounds: dict[Peer, tuple[LastRounds, float]] = {}
+        """The last rounds of the peers that have begun them, and until when."""
+        self._over: set[Peer] = set()
+        lives.call_at(date_s, self._begin)
+
+    def _begin(self) -> None:
+        lives = self._lives
+        until = lives.now + lives.policy.quorum.wait_s + WAIT_S
+        for peer in lives.in_training:
+            self._rounds[peer] = LastRounds(_versions(peer)), until
+            lives.within(peer.averager.gather_everybody)
+        lives.call_in(LOOK_EVERY_S, self._look)
+
+    def _look(self) -> None:
+        lives = self._lives
+        there = [peer for peer in lives.in_training if not peer.sleeps]
+        for peer in there:
+            if peer not in self._rounds:
+                self._end(peer)
+            elif peer not in self._over:
+                self._go_on(peer, there)
+        lives.call_in(LOOK_EVERY_S, self._look)
+
+    def _go_on(self, peer: Peer, there: list[Peer]) -> None:
+        lives = self._lives
+        rounds, until = self._rounds[peer]
+        missing = rounds.missing(_versions(peer))
+        company = any(other not in self._over for other in there if other is not peer)
+        if not missing or not company or lives.now >= until:
+            self._end(peer)
+        else:
+            lives.within(lambda: peer.averager.make_due(missing))
+
+    def _end(self, peer: Peer) -> None:
+        if peer not in self._over:
+            self._over.add(peer)
+            self._lives.within(peer.averager.end_merges)
+
+
+def _versions(peer: Peer) -> tuple[int, ...]:
+    return tuple(0 if state is None else state.version for state in peer.averager.states)

@@ -1,4 +1,4 @@
-"""Roles in a simulated swarm beside training: members that poison, and those that judge.
+"""Roles in a simulated swarm beside training: members that poison, those that judge, the owner.
 
 **A member that poisons** takes part and trains as any other one does, and keeps its own parameters.
 Only the values that it uploads are made up. Each unit of them is as long as the unit of its true
@@ -8,23 +8,36 @@ displacement, or a given multiple of it, so norms alone betray nothing:
 - ``noise``: a random direction, another one for each upload;
 - ``drift``: a fixed direction for the whole run, the same for all such members.
 
+A member that merges falsely passes the first contribution to a slice off as the mean, which is
+within any bound on norms.
+
 **Spot checks** are a learner's judgement of others' contributions. Losses are real: those of the
 model with the checker's own states, on the batch of one of the author's steps, without and with
 what the author has uploaded. Measuring takes no virtual time.
+
+**The owner** gives directives, which reach some peers and travel on in rounds.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Literal, TypeAlias
 
+import msgspec
 import numpy as np
 
 from averaging.guard.door import Losses, OtherData, Trial
 from averaging.history.readings import Reading
 from averaging.history.state import FragmentState
+from averaging.messages import Stamp
 from averaging.numbers.arrays import Float32s
+from averaging.round.interface.effects import Merge
+from averaging.rules.orders import RoundOrders
+from averaging.virtual.peer import Peer
+from dht.identity import PeerId
 from peer.simulate.problems.problem import ChecksOthers, Places
+from peer.simulate.settings import Event, Swarm, sweep
 
 Poison: TypeAlias = Literal["sign", "noise", "drift"]
 
@@ -68,6 +81,14 @@ def directions(
         return lambda: rng.standard_normal(size, np.float32)
     fixed = np.random.default_rng([seed, 5, fragment]).standard_normal(size, np.float32)
     return lambda: fixed
+
+
+def merged_falsely(merge: Merge) -> Merge:
+    """The merge that a false reducer carries out instead."""
+    if len(merge.contributors) < 2:
+        return merge
+    weights = (1.0, *[0.0] * (len(merge.weights) - 1))
+    return msgspec.structs.replace(merge, weights=weights)
 
 
 AUTHOR, STEP = "author", "step"
@@ -121,3 +142,51 @@ class Judge:
             return self._problem.loss_of_step(values, place[AUTHOR], self._seed, place[STEP])
 
         return Losses(loss(trial.before), loss(trial.after))
+
+
+LATER_VERSIONS = 2
+"""Amendments count from so many versions on after the newest one."""
+
+
+class Owner:
+    """Issues directives, and remembers which one each peer knows, over its lives."""
+
+    def __init__(self, experiment: Swarm) -> None:
+        self.known: dict[PeerId, RoundOrders] = {}
+        self._amended = experiment
+        self._newest = RoundOrders()
+        self._issued: dict[bytes, RoundOrders] = {}
+        for event in experiment.event:
+            amended(experiment, event)  # what cannot be is refused before anything begins
+
+    def issue(self, event: Event, hearing: Sequence[Peer], *, version: int) -> None:
+        """Issue a directive that these peers hear of. ``version``: the newest one of the run."""
+        policies, number = self._newest.policies, len(self._issued) + 1
+        if event.amends:
+            self._amended = amended(self._amended, event)
+            policies = (*policies, (version + LATER_VERSIONS, self._amended.policy()))
+        self._newest = replace(
+            self._newest,
+            stamp=Stamp(number, number.to_bytes(16, "big")),
+            encoded=b"directive %d" % number,
+            paused="the owner has paused the run" if event.paused else None,
+            policies=policies,
+        )
+        self._issued[self._newest.encoded] = self._newest
+        for peer in hearing:
+            self.take(peer, self._newest.encoded)
+
+    def take(self, peer: Peer, directive: bytes) -> bool:
+        """Have a peer follow a directive, if it is newer than its own; ``False``: it is older."""
+        mine, theirs = peer.averager.terms.book.orders.stamp, self._issued[directive]
+        assert theirs.stamp is not None
+        if mine is not None and mine.number >= theirs.stamp.number:
+            return mine == theirs.stamp
+        self.known[peer.name] = theirs
+        peer.swarm.within(lambda: peer.averager.follow(theirs))
+        return True
+
+
+def amended(experiment: Swarm, event: Event) -> Swarm:
+    """The experiment with the settings that an order amends. Raises ``BadExperiment``."""
+    return experiment.with_settings(next(sweep(event.amends)))

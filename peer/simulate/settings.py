@@ -75,6 +75,11 @@ class Peers(_Table, frozen=True, kw_only=True):
         SHARE,
         "Share of rounds for which a peer has nothing to offer; its work stays pending.",
     ] = 0.0
+    starts_within_s: Annotated[
+        float,
+        AT_LEAST_0,
+        "Peers start at random moments within this time; the first one starts at once.",
+    ] = 0.0
     liars: Annotated[
         float, SHARE, "Share of the peers, the last ones by number, whose uploads are poison."
     ] = 0.0
@@ -88,6 +93,19 @@ class Peers(_Table, frozen=True, kw_only=True):
         POSITIVE,
         "Norm of their uploads, as a multiple of that of the displacement that they really have.",
     ] = 1.0
+    false_reducers: Annotated[
+        float,
+        SHARE,
+        "Share of the peers, the last ones by number, that merge falsely: they pass the first "
+        "contribution off as the mean. `rounds.audit_rate` finds them.",
+    ] = 0.0
+    exchanges_max: Annotated[
+        int, COUNT, "Maximum number of simultaneous exchanges of one peer."
+    ] = 4
+    snapshot_s: Annotated[
+        Range,
+        "Range of the time that copying a fragment out takes a learner, drawn for each copy.",
+    ] = (0.0, 0.0)
     views: Annotated[
         int,
         COUNT,
@@ -108,6 +126,7 @@ class Peer(_Table, frozen=True, kw_only=True):
     mbit_s: Annotated[
         Line | None, "Bandwidths up and down, which they know; unset: as `weather` says."
     ] = None
+    clock_s: Annotated[float, "Seconds by which their clocks are ahead of the others'."] = 0.0
 
 
 class ProblemChoice(_Table, frozen=True, kw_only=True):
@@ -309,10 +328,10 @@ class Event(_Table, frozen=True, kw_only=True):
     """An event that affects some peers at a given time."""
 
     kind: Annotated[
-        Literal["crash", "leave", "pause", "partition", "join"],
+        Literal["crash", "leave", "pause", "partition", "join", "order"],
         "crash: return after `lasts_s` as in `weather.returns`. leave: in order, as at Ctrl-C, and "
         "for good. pause: suspended for `lasts_s`. partition: cut off from all other peers. join: "
-        "first start.",
+        "first start. order: hear a directive of the run's owner, and pass it on in rounds.",
     ]
     at_s: Annotated[float, AT_LEAST_0, "Virtual time."]
     lasts_s: Annotated[float, AT_LEAST_0, "Duration."] = 0.0
@@ -321,6 +340,12 @@ class Event(_Table, frozen=True, kw_only=True):
         Annotated[float, Meta(gt=0.0, le=1.0)] | list[int],
         "Affected peers: the first share of all peers, or a list of numbers.",
     ] = 0.5
+    paused: Annotated[bool, "An order: no round begins until another order."] = False
+    amends: Annotated[
+        list[str],
+        "An order: settings of `outer`, `rounds` and `mixing` that change two versions later, such "
+        "as outer.codec=int8.",
+    ] = []
 
 
 class End(_Table, frozen=True, kw_only=True):
@@ -340,6 +365,12 @@ class End(_Table, frozen=True, kw_only=True):
     together: Annotated[
         bool, "Go on until all peers have one model, as a live run does that ends by tokens."
     ] = False
+    date_s: Annotated[
+        Positive | None,
+        "Virtual time of the run's date: from then on each peer makes a last round of each "
+        "fragment, and the experiment goes on until all have one model. The other limits do not "
+        "count.",
+    ] = None
     time_s: Annotated[
         Positive | None,
         "Virtual time; unset: three times the duration of `tokens` without any waiting.",

@@ -27,15 +27,16 @@ from averaging.history.parent_maps import ParentMap
 from averaging.history.state import FragmentState
 from averaging.live.states.fetch_server import fetch_protocol
 from averaging.numbers.arrays import Float32s
-from averaging.round.interface.effects import Apply, Note
+from averaging.round.interface.effects import Apply, Effect, Merge, Note
 from averaging.virtual.peer import Peer
 from dht.identity import PeerId
 from peer.rules.ledger import Fate
-from peer.simulate.incidents import Incidents
+from peer.simulate.incidents import DateOfEnd, Incidents
 from peer.simulate.lifecycle import Lives, Overseer, states_of
 from peer.simulate.names import check_names, optimizer_of, problem_of
 from peer.simulate.outcome import Point, RoundRecord, SwarmResult, TokenBooks
 from peer.simulate.problems.problem import Problem, layout_of
+from peer.simulate.roles import merged_falsely
 from peer.simulate.settings import Swarm
 
 TIME_FACTOR = 3.0
@@ -80,8 +81,10 @@ class SimulatedSwarm(Overseer):
         *,
         problem: Problem | None = None,
         on_event: EventLog | None = None,
+        begins_at: Callable[[int], Float32s] | None = None,
     ) -> None:
-        """``problem`` replaces the one that the experiment names."""
+        """``problem`` replaces the one that the experiment names. ``begins_at(number)``: parameters
+        of one peer at version 1, where it came to alone."""
         check_names(experiment)
         self.experiment = experiment
         self.seed = seed
@@ -94,8 +97,10 @@ class SimulatedSwarm(Overseer):
         self._on_event = on_event
         self._books = TokenBooks(self.layout)
         self._seen_rounds: set[bytes] = set()
-        self.lives = Lives(experiment, self.problem, seed=seed, overseer=self)
+        self.lives = Lives(experiment, self.problem, seed=seed, overseer=self, begins_at=begins_at)
         Incidents(self.lives)
+        if experiment.end.date_s is not None:
+            DateOfEnd(self.lives, experiment.end.date_s)
         self.lives.call_at(0.0, self._measure)
 
     def __enter__(self) -> Self:
@@ -142,6 +147,14 @@ class SimulatedSwarm(Overseer):
         if self._on_event is not None and note.event in LINE_EVENTS:
             place = {"peer": self.label(peer.name), "fragment": fragment}
             self._on_event({"time_s": now, "event": note.event, **place, **dict(note.fields)})
+
+    def effect(self, peer: Peer, fragment: int, effect: Effect) -> Effect | None:
+        falsely = self.lives.slot_of[peer.name].merges_falsely
+        return merged_falsely(effect) if falsely and isinstance(effect, Merge) else effect
+
+    def convicted(self, peer: Peer, guilty: PeerId, what: str) -> None:
+        falsely = self.lives.slot_of[guilty].merges_falsely
+        self.notes[f"{'false reducers' if falsely else 'honest'} convicted"] += 1
 
     def told(self, peer: Peer, event: str, fields: Mapping[str, Any]) -> None:
         about = self.lives.slot_of.get(fields.get("peer", ""))
@@ -261,6 +274,9 @@ class SimulatedSwarm(Overseer):
 
     @property
     def _is_over(self) -> bool:
+        date_s = self.experiment.end.date_s
+        if date_s is not None:
+            return self.lives.now > date_s and self.is_agreed
         if self._tokens_done < self.lives.tokens_end:
             return False
         return not self.experiment.end.together or self.is_agreed

@@ -45,6 +45,7 @@ class Slot:
     training: LocalTraining
     lies: bool = False
     """True if what it uploads is poison."""
+    merges_falsely: bool = False
     learner: Learner | None = None
     """That of the present life; ``None``: the peer is down."""
     past: list[PastLife] = field(default_factory=list)
@@ -95,7 +96,8 @@ def slots_of(
     settings, links, outer = experiment.peers, experiment.weather, experiment.outer
     apart = [(chosen(each.peers, settings.count), each) for each in experiment.peer]
     width = len(str(settings.count - 1))
-    starts, codecs = _starts(experiment), codecs_of(experiment)
+    starts, codecs = _starts(experiment, rng), codecs_of(experiment)
+    honest_reducers = settings.count - round(settings.false_reducers * settings.count)
     slots: list[Slot] = []
     for number in range(settings.count):
         own = [each for numbers, each in apart if number in numbers]
@@ -109,6 +111,7 @@ def slots_of(
             waits_after_steps=outer.overlap_steps if outer.waits else None,
             misses=settings.misses,
             miss_steps=outer.steps_per_cycle // 2,
+            snapshot_s=settings.snapshot_s,
         )
         line = _told_line(experiment, number)
         plan = PeerPlan(
@@ -117,6 +120,7 @@ def slots_of(
             starts_at=starts[number],
             founder=number == 0,
             site=_site(experiment, number),
+            clock_offset_s=sum(each.clock_s for each in own),
             codecs=codecs,
             # The machines know the small model: to them all lines are so many times slower.
             bytes_per_s=None if line is None else min(line) / links.bulk_factor,
@@ -130,20 +134,24 @@ def slots_of(
                 plan,
                 problem.learner([number], seed=seed),
                 lies=number >= settings.count - round(settings.liars * settings.count),
+                merges_falsely=number >= honest_reducers,
             )
         )
     return slots
 
 
-def _starts(experiment: Swarm) -> list[float]:
+def _starts(experiment: Swarm, rng: np.random.Generator) -> list[float]:
     """When each peer starts for the first time."""
-    count = experiment.peers.count
+    count, within_s = experiment.peers.count, experiment.peers.starts_within_s
     late = {
         number: event.at_s
         for event in experiment.event
         for number in chosen(event.peers, count)
         if event.kind == "join"
     }
+    founders = [number for number in range(count) if number not in late]
+    if within_s:
+        late.update((number, within_s * rng.random()) for number in founders[1:])
     return [late.get(number, 0.0) for number in range(count)]
 
 
