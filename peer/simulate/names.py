@@ -82,37 +82,34 @@ def problem_of(swarm: Swarm) -> Problem:
     return changed
 
 
-_known: dict[tuple[Callable[..., object], str], object] = {}
-"""Parts of a user's own that were registered, by the table and the name."""
-
-
 def check_names(swarm: Swarm) -> None:
     """Find every rule and codec; those of the user are registered. Raises ``BadExperiment``."""
     settings, mixing = swarm.outer, swarm.mixing
-    for setting, find, register, name in (
-        ("outer.merge", merge.rule_named, merge.register, settings.merge),
-        ("outer.codec", codecs.codec_named, codecs.register, settings.codec),
-        ("outer.codec_up", codecs.codec_named, codecs.register, settings.codecs[0]),
-        ("outer.codec_down", codecs.codec_named, codecs.register, settings.codecs[1]),
-        ("mixing.theta", codecs.codec_named, codecs.register, mixing.theta),
-        ("mixing.momentum", codecs.codec_named, codecs.register, mixing.momentum),
+    rules = merge.rule_named, merge.rule_names, merge.register
+    encodings = codecs.codec_named, codecs.codec_names, codecs.register
+    for setting, name, (find, names, register) in (
+        ("outer.merge", settings.merge, rules),
+        ("outer.codec", settings.codec, encodings),
+        ("outer.codec_up", settings.codecs[0], encodings),
+        ("outer.codec_down", settings.codecs[1], encodings),
+        ("mixing.theta", mixing.theta, encodings),
+        ("mixing.momentum", mixing.momentum, encodings),
     ):
         try:
-            if is_own(name) and (register, name) not in _known:
-                _known[register, name] = _registered(name, register)
+            if is_own(name) and name not in names():
+                _register(name, register)
             find(name)
         except ValueError as error:
             raise BadExperiment(f"{setting}: {error}") from error
 
 
-def _registered(name: str, register: Callable[[Any], None]) -> object:
+def _register(name: str, register: Callable[[Any], None]) -> None:
     """Register what ``module:name`` names under that name."""
     if len(name) > NAME_MAX:
         raise ValueError(f"{name!r} has {len(name)} letters; at most {NAME_MAX} fit")
     part = own(name)
     part.name = name
     register(part)
-    return part
 
 
 def codecs_of(swarm: Swarm) -> tuple[str, ...]:
