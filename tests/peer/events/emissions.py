@@ -54,7 +54,7 @@ PASSED_ON: dict[str, tuple[str, ...]] = {
     "event.name": (),
     "message.name": (),
     "note.event": (),
-    "event.kind": ("crash", "leave", "pause", "partition", "join"),
+    "event.kind": ("crash", "leave", "pause", "partition", "join", "order"),
 }
 """Computed names: those of events that were emitted elsewhere, and those that an experiment of
 ``shoal simulate`` may have."""
