@@ -125,17 +125,20 @@ class Entrance:
         return await self._found()
 
     async def arrive(self) -> None:
-        """Be in the run once the trainer holds every state and others have tried to dial this peer.
+        """Be in the run once the trainer holds every state, and it offers nothing before.
 
-        It offers nothing before. The outcome decides who leads: one that heard of it in the midst
-        of rounds led where others led already.
+        Where nobody is known that can be dialled, others have to try it with this peer first. The
+        outcome decides who leads: two that heard of it in the midst of rounds, one after the other,
+        both led.
         """
         here, fragments = self._peer, range(self._memory.fragments)
         while True:
             await asyncio.sleep(HELD_EVERY_S)
             if all(self._port.holds(index) for index in fragments):
                 break
-        if here.live_peers and not here.network.dialled.is_set():
+        others = here.live_peers
+        nobody_leads = bool(others) and not any(seen.reachable for seen in others)
+        if nobody_leads and not here.network.dialled.is_set():
             here.enter_phase(here.phase, UNTESTED, 1.0)
             await here.network.until_dialled()
         if here.ending.state is State.ARRIVING:

@@ -20,6 +20,7 @@ from averaging.history.state import FragmentState
 from averaging.messages import Compare, Head, decode
 from averaging.numbers.arrays import uninitialised_floats
 from averaging.round.interface.phase import Phase
+from averaging.rules.peer_view import PeerView
 from dht.identity import PeerId
 from dht.membership.orders import NONE, End, Orders
 from dht.membership.table import Member
@@ -351,9 +352,9 @@ class Square(Hall):
 
     until_dialled = Network.until_dialled
 
-    def __init__(self, pair: Pair, *, dialled_after_s: float, others: int) -> None:
+    def __init__(self, pair: Pair, *, dialled_after_s: float, others: Sequence[bool]) -> None:
         super().__init__(pair)
-        self.live_peers = [object()] * others
+        self.live_peers = [PeerView(first_seen=0.0, heard_at=0.0, reachable=e) for e in others]
         self.dialled = asyncio.Event()
         asyncio.get_running_loop().call_later(dialled_after_s, self.dialled.set)
         self.said: list[tuple[float, str, str]] = []
@@ -363,8 +364,13 @@ class Square(Hall):
         self.said.append((round(asyncio.get_running_loop().time()), phase, text))
 
 
-def arrived_at(*, held_after_s: float, dialled_after_s: float, others: int) -> tuple[float, str]:
-    """When a newcomer is in the run, and what it said before."""
+def arrived_at(
+    *, held_after_s: float, dialled_after_s: float, others: Sequence[bool]
+) -> tuple[float, str]:
+    """When a newcomer is in the run, and what it said before.
+
+    ``others``: whether each can be dialled.
+    """
 
     async def main() -> tuple[float, str]:
         pair = Pair()
@@ -385,10 +391,16 @@ def arrived_at(*, held_after_s: float, dialled_after_s: float, others: int) -> t
 
 def test_a_newcomer_fetches_while_others_try_to_dial_it() -> None:
     """It waited 3 to 10 s for the outcome, and only then began to download the state."""
-    assert arrived_at(held_after_s=5.0, dialled_after_s=3.0, others=1) == (5.0, "")
-    assert arrived_at(held_after_s=3.0, dialled_after_s=5.0, others=1) == (5.0, UNTESTED)
-    assert arrived_at(held_after_s=3.0, dialled_after_s=900.0, others=1) == (13.0, UNTESTED)
-    assert arrived_at(held_after_s=3.0, dialled_after_s=900.0, others=0) == (3.0, "")
+    homes = [False, False]
+    assert arrived_at(held_after_s=5.0, dialled_after_s=3.0, others=homes) == (5.0, "")
+    assert arrived_at(held_after_s=3.0, dialled_after_s=5.0, others=homes) == (5.0, UNTESTED)
+    assert arrived_at(held_after_s=3.0, dialled_after_s=900.0, others=homes) == (13.0, UNTESTED)
+
+
+@pytest.mark.parametrize("others", [[], [True], [False, True]])
+def test_a_newcomer_is_in_the_run_at_once_beside_one_that_can_lead(others: list[bool]) -> None:
+    """A home waited 10 s for the word that nobody can dial it, and made steps all the while."""
+    assert arrived_at(held_after_s=3.0, dialled_after_s=900.0, others=others) == (3.0, "")
 
 
 class Street(Lobby):
