@@ -41,7 +41,7 @@ from peer.guest.enforcement import Guest
 from peer.guest.machine import place_of_state
 from peer.rules.ending import LAST_ROUND_S, CameToNothing, Ending, Heard, Merged, seconds_left
 from peer.rules.leaving import Departure, LastOffers
-from peer.rules.others import UNTESTED, Founding, HeldOutLoss, Reach, nobody_reduces
+from peer.rules.others import Founding, HeldOutLoss, Reach, nobody_reduces
 from peer.status import (
     HeldOut,
     PeerStatus,
@@ -457,31 +457,24 @@ class Peer:
         network.refresh()
         if (text := network.found_outdated()) is not None:
             self.event("outdated", text=text)
-        self.notice_company(
-            reachable=True if network.can_serve else network.presence.reachable,
-            connected=bool(network.presence.connected),
-        )
+        self.notice_company(reachable=True if network.can_serve else network.presence.reachable)
 
-    def notice_company(self, *, reachable: bool | None, connected: bool) -> None:
+    def notice_company(self, *, reachable: bool | None) -> None:
         """Take note of who is here now, and report what the owner has to know about it.
 
-        ``reachable``: whether others can dial this peer. ``connected``: it has met another one.
+        ``reachable``: whether others can dial this peer.
         """
         if self.others_who_train():
             self._is_alone = False  # ``alone`` is reported again the next time
         if self.phase not in ("fetching", "ready"):
             return
         learners = sum(seen.trains or seen.arrives for seen in self.live_peers)
-        news = self._reach.look(
+        if self._reach.look(
             reachable,
-            connected=connected,
             learners=learners,
             reachable=sum(seen.reachable for seen in self.live_peers),
             now=asyncio.get_running_loop().time(),
-        )
-        if news == "untested":
-            self.event("untested", text=UNTESTED)
-        elif news is not None:
+        ):
             self.event("nobody_reduces", text=nobody_reduces(1 + learners), peers=1 + learners)
 
     def ban(self, peer: PeerId, what: str) -> None:

@@ -485,7 +485,6 @@ _OTHER_PEERS = (
         SHOWN,
         "text",
         {
-            "untested": ("", "{text}"),
             "hello_refused": ("peer, name, ours, theirs", "{text}"),
             "identity_in_use": ("", "{text}"),
             "outdated": ("", "{text}"),

@@ -23,7 +23,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from typing import TypeAlias
 
 import blake3
 import numpy as np
@@ -33,7 +33,6 @@ from dht.protocol import NEWEST, RELEASE, UPGRADE
 from dht.records import PeerRecord
 from peer.status import HeldOut, PeerStatus
 
-UNTESTED_AFTER_S = 5.0
 STUCK_AFTER_S = 30.0
 """Time for the newest peer to be tested, before its verdict counts."""
 
@@ -80,38 +79,29 @@ def nobody_reduces(peers: int) -> str:
     )
 
 
-News: TypeAlias = Literal["untested", "nobody_reduces"]
-
-
 @dataclass(slots=True)
 class Reach:
-    """Decides when to say so: once each time that it becomes true and stays so."""
+    """Decides when to say that nobody reduces: once each time that it becomes true and stays so."""
 
-    _state: News | None = None
-    _since: float = 0.0
+    _since: float | None = None
     _was_said: bool = False
 
-    def look(
-        self, own: bool | None, *, connected: bool, learners: int, reachable: int, now: float
-    ) -> News | None:
-        """Return the news that the owner should hear now, if any.
+    def look(self, own: bool | None, *, learners: int, reachable: int, now: float) -> bool:
+        """True if the owner should hear it now.
 
-        ``own``: whether this peer can be dialled, ``None`` if that is not known. ``connected``: it
-        knows a peer that can arrange the test. ``learners``, ``reachable``: number of other live
-        peers that train or are about to, and that can be dialled.
+        ``own``: whether this peer can be dialled, ``None`` if that is not known. ``learners``,
+        ``reachable``: number of other live peers that train or are about to, and that can be
+        dialled.
         """
-        state: News | None = None
-        if own is None and connected:
-            state = "untested"
-        elif own is False and learners and not reachable:
-            state = "nobody_reduces"
-        if state != self._state:
-            self._state, self._since, self._was_said = state, now, False
-        patience_s = UNTESTED_AFTER_S if state == "untested" else STUCK_AFTER_S
-        if state is None or self._was_said or now - self._since < patience_s:
-            return None
+        if own is not False or not learners or reachable:
+            self._since, self._was_said = None, False
+            return False
+        if self._since is None:
+            self._since = now
+        if self._was_said or now - self._since < STUCK_AFTER_S:
+            return False
         self._was_said = True
-        return state
+        return True
 
 
 Newness: TypeAlias = tuple[int, tuple[int, ...]]

@@ -124,10 +124,10 @@ def test_being_alone_is_reported_once_until_somebody_else_trains(
         for _ in range(3):
             for fragment in range(4):
                 peer.averager_event("alone", {"fragment": fragment})
-            peer.notice_company(reachable=None, connected=False)
+            peer.notice_company(reachable=None)
         assert [name for name, _ in delegate.heard] == ["alone"]
         peer.view[BORIS] = training(now)
-        peer.notice_company(reachable=None, connected=False)
+        peer.notice_company(reachable=None)
         del peer.view[BORIS]
         peer.averager_event("alone", {"fragment": 2})
 
@@ -215,15 +215,15 @@ def test_a_ready_peer_says_that_nobody_reduces_among_peers_that_only_dial_out(
     async def live() -> None:
         now = asyncio.get_running_loop().time()
         peer.view[BORIS] = msgspec.structs.replace(training(now), reachable=False)
-        peer.notice_company(reachable=False, connected=True)
+        peer.notice_company(reachable=False)
         assert not delegate.heard, "it has just come on line"
         peer.phase = "ready"
         peer.view[CLARA] = training(now)
-        peer.notice_company(reachable=False, connected=True)
+        peer.notice_company(reachable=False)
         assert not delegate.heard, "one of them can be dialled"
         del peer.view[CLARA]
-        peer.notice_company(reachable=False, connected=True)
-        peer.notice_company(reachable=False, connected=True)
+        peer.notice_company(reachable=False)
+        peer.notice_company(reachable=False)
 
     asyncio.run(live())
     ((name, fields),) = delegate.heard
