@@ -15,6 +15,7 @@ import asyncio
 import time
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -32,7 +33,7 @@ from peer.errors import ExitCode
 from peer.guest.enforcement import Guest
 from peer.joining.link import is_news, tell_link
 from peer.rules.leaving import Departure
-from peer.rules.others import first_asked, heaviest
+from peer.rules.others import agree, first_asked, heaviest
 from peer.status import PeerStatus
 from peer.storage.home import peer_folder
 from peer.storage.progress import begin_without_trainer
@@ -174,7 +175,8 @@ class Keeper(Role):
             if peer.view:
                 # Of a run that was founded twice, all of one founding's states.
                 asked = first_asked(peer.network.followers(), np.random.default_rng())
-                peer.network.follow(heaviest(await peer.network.statuses(asked)))
+                enough = partial(agree, asked=len(asked))
+                peer.network.follow(heaviest(await peer.network.statuses(asked, enough=enough)))
                 return
             await asyncio.sleep(0.1)
 

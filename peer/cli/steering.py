@@ -30,7 +30,7 @@ from peer.cli.application import (
 )
 from peer.cli.finding import link_of
 from peer.errors import NobodyMet, PeerError, RunOver
-from peer.quantities import count_text, duration_text, peers_text, plural
+from peer.quantities import count_text, duration_text, loss_at, peers_text, plural
 from peer.storage.home import (
     IN_USE,
     KEY,
@@ -177,8 +177,9 @@ def figures_line(figures: Mapping[str, Any]) -> str:
     from peer.status import FIGURES
 
     trains = [f"step {figures['steps']}"] if figures["steps"] else []
-    losses = {"loss": figures["loss"], "held-out loss": figures["held_out_loss"]}
-    known = [f"{name} {loss:.3f}" for name, loss in losses.items() if loss is not None]
+    known = [] if figures["loss"] is None else [f"loss {figures['loss']:.3f}"]
+    if (held_out := figures["held_out_loss"]) is not None:
+        known.append(f"held-out loss {loss_at(held_out, figures['held_out_tokens'])}")
     run = [peers_text(figures["peers"]), plural(figures["rounds"], "round")]
     last = ("global_tokens", "tokens_per_s", "time_left_s")
     words = [FIGURES[name].told(figures[name]) for name in last if figures[name] is not None]
