@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import re
 from collections import deque
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from statistics import fmean
-from typing import Annotated, Literal, TypeAlias, get_args
+from typing import Annotated, Any, Literal, TypeAlias, get_args
 
 import msgspec
 from msgspec import Meta, Struct
@@ -122,41 +123,35 @@ class Limits(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit
         self, *, month_used_bytes: float | None = None, disk_used_bytes: float | None = None
     ) -> list[str]:
         """The limits in words, with the used part where it is known."""
-        found = ["paused"] if self.paused else []
-        if self.up_bytes_s is not None:
-            found.append(f"up {self.up_bytes_s / 1e6:g} MB/s")
-        if self.down_bytes_s is not None:
-            found.append(f"down {self.down_bytes_s / 1e6:g} MB/s")
-        if self.month_bytes is not None:
-            found.append(f"{_used(month_used_bytes)}{_gigabytes(self.month_bytes)} a month")
-        if self.hours is not None:
-            found.append(f"from {_time(self.hours[0])} to {_time(self.hours[1])}")
-        if self.cpu_share < 1:
-            found.append(f"training {self.cpu_share:.0%} of the time")
-        if self.gpu_share < 1:
-            found.append(f"{self.gpu_share:.0%} of the accelerator's time")
-        if self.free_gpu:
-            found.append("accelerator's memory given back while resting")
-        if self.threads is not None:
-            found.append(plural(self.threads, "thread"))
-        if self.idle_below is not None:
-            found.append(f"only while other programs use less than {self.idle_below:.0%}")
-        if self.not_while:
-            # Without their names: other peers are told these words.
-            found.append(f"not beside {plural(len(self.not_while), 'program')} of your list")
-        if self.battery_above is not None:
-            found.append(f"on battery only above {self.battery_above:.0%}")
-        if self.celsius_below is not None:
-            found.append(f"only below {self.celsius_below:g} degrees Celsius")
-        if self.disk_bytes is not None:
-            found.append(f"{_used(disk_used_bytes)}{_gigabytes(self.disk_bytes)} of disk")
-        if self.relay_bytes_s is not None:
-            found.append(f"relays {self.relay_bytes_s / 1e6:g} MB/s for others")
-        return found
+        used = {"month_bytes": _used(month_used_bytes), "disk_bytes": _used(disk_used_bytes)}
+        values = ((name, getattr(self, name), getattr(Limits(), name)) for name in WORDS)
+        set_ = {name: value for name, value, default in values if value != default}
+        return [f"{used.get(name, '')}{WORDS[name](value)}" for name, value in set_.items()]
 
     def share(self, *, accelerated: bool) -> float:
         """Share of the time for the trainer. With an accelerator both limits apply."""
         return min(self.cpu_share, self.gpu_share) if accelerated else self.cpu_share
+
+
+WORDS: Mapping[str, Callable[[Any], str]] = {
+    "paused": lambda _: "paused",
+    "up_bytes_s": lambda rate: f"up {rate / 1e6:g} MB/s",
+    "down_bytes_s": lambda rate: f"down {rate / 1e6:g} MB/s",
+    "month_bytes": lambda size: f"{_gigabytes(size)} a month",
+    "hours": lambda hours: f"from {_time(hours[0])} to {_time(hours[1])}",
+    "cpu_share": "training {:.0%} of the time".format,
+    "gpu_share": "{:.0%} of the accelerator's time".format,
+    "free_gpu": lambda _: "accelerator's memory given back while resting",
+    "threads": lambda count: plural(count, "thread"),
+    "idle_below": "only while other programs use less than {:.0%}".format,
+    # Without their names: other peers are told these words.
+    "not_while": lambda names: f"not beside {plural(len(names), 'program')} of your list",
+    "battery_above": "on battery only above {:.0%}".format,
+    "celsius_below": "only below {:g} degrees Celsius".format,
+    "disk_bytes": lambda size: f"{_gigabytes(size)} of disk",
+    "relay_bytes_s": lambda rate: f"relays {rate / 1e6:g} MB/s for others",
+}
+"""A limit in words, by its field, if it is not the default."""
 
 
 class OthersBusy:
