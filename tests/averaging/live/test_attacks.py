@@ -196,7 +196,7 @@ async def test_a_peer_that_always_calls_first_leads_no_more_than_its_turn_and_ch
         if not is_known:
             for peer in peers:
                 del peer.view[me]
-        await made.live(40.0)
+        await made.live(160.0)
         rounds = finished(peers)
         assert len(rounds) >= 4
         assert not any(fields["leader"] == me for fields in rounds.values())
