@@ -17,6 +17,7 @@ from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
+from urllib.parse import parse_qs
 
 import pytest
 
@@ -237,7 +238,10 @@ class _Answer(BaseHTTPRequestHandler):
         elif path == "api/repos/create":
             self._json(hub.create(json.loads(body)))
         elif last == ["paths-info"]:
-            self._json(hub.paths(name, json.loads(body)["paths"]))
+            # Clients before 2.0 send a form.
+            is_form = self.headers.get_content_subtype() != "json"
+            asked = parse_qs(body.decode()) if is_form else json.loads(body)
+            self._json(hub.paths(name, asked["paths"]))
         elif last == ["preupload"]:
             files = json.loads(body)["files"]
             self._json({"files": [_upload_mode(each["path"]) for each in files]})
