@@ -41,11 +41,28 @@ def fields(shown: Any) -> Iterator[str]:
                 yield from fields(part)
 
 
+def rows_of(command: str, page: str) -> str:
+    """The rows about a command, with those below that are about a part of its record."""
+    rows, is_its = [], False
+    for row in page.splitlines():
+        cell = row.split("|")[1] if row.startswith("| ") else ""
+        is_its = any(f"`{name}`" in cell for name in (command, command.split()[-1])) or (
+            is_its and cell.startswith(" its ")
+        )
+        rows += [row] if is_its else []
+    return "\n".join(rows)
+
+
 def test_every_field_of_a_record_is_on_the_page_of_output() -> None:
     page = OUTPUT.read_text(encoding="utf-8")
     records = json.loads((snapshots.HERE / "json.txt").read_text(encoding="utf-8"))
     del records["simulate"]  # its columns are those of its table
-    missing = {name for name in fields(list(records.values())) if f"`{name}`" not in page}
+    missing = {
+        f"{name} of {command}"
+        for command, record in records.items()
+        for name in fields(record)
+        if f"`{name}`" not in rows_of(command.partition(",")[0], page)
+    }
     assert not missing, f"add them to {OUTPUT.name}"
 
 
