@@ -10,18 +10,14 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
 
 from peer.rules.limits import StatePlace, choose_place
 
-CONTAINER_LIMITS = (
-    Path("/sys/fs/cgroup/memory.max"),
-    Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"),
-)
-"""Files with the memory limit of a container, by the version of Linux' control groups."""
-
+CGROUP = Path("/sys/fs/cgroup")
 VOLATILE = frozenset(("tmpfs", "ramfs", "devtmpfs"))
 """File systems that keep files in memory."""
 
@@ -32,21 +28,41 @@ def place_of_state(wish: str, values: int, folder: Path) -> StatePlace:
     return choose_place(
         wish,
         values,
-        memory_bytes=memory_bytes(),
+        memory_bytes=memory().total,
         free_bytes=shutil.disk_usage(folder).free,
         volatile=kind if kind in VOLATILE else None,
     )
 
 
-def memory_bytes(limits: tuple[Path, ...] = CONTAINER_LIMITS) -> float:
-    """Memory of this machine, or of the container."""
-    found = [float(psutil.virtual_memory().total)]
-    for path in limits:
-        try:
-            found.append(float(path.read_text()))
-        except (OSError, ValueError):  # no such limit, or "max"
-            continue
-    return min(found)
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """The memory of this machine, or of the container that this process is in."""
+
+    available: float
+    total: float
+    is_of_container: bool = False
+
+
+def memory(cgroup: Path = CGROUP) -> Memory:
+    """The memory that this process sees."""
+    whole = psutil.virtual_memory()
+    limits = (_number(cgroup / name) for name in ("memory.max", "memory/memory.limit_in_bytes"))
+    limit = min(each for each in (*limits, math.inf) if each is not None)
+    if limit >= whole.total:
+        return Memory(whole.available, whole.total)
+    used = _number(cgroup / "memory.current") or 0.0
+    # Pages of files count as used, and are given back when memory is short.
+    used -= _number(cgroup / "memory.stat", of="inactive_file") or 0.0
+    return Memory(min(whole.available, max(0.0, limit - used)), limit, is_of_container=True)
+
+
+def _number(path: Path, *, of: str = "") -> float | None:
+    """The number in a file, or in its line ``of``; ``None``: there is none, or "max"."""
+    try:
+        found = re.search(rf"^{of}\s*(\d+)$", path.read_text(encoding="ascii"), re.MULTILINE)
+    except OSError:
+        return None
+    return None if found is None else float(found[1])
 
 
 def file_system(folder: Path) -> str:

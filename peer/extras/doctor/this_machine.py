@@ -13,12 +13,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal
 
-import psutil
 from multiaddr import Multiaddr
 
 from averaging.errors import CodecsNotCompiled
 from averaging.live.compiling import COMPILE_FROM_VALUES, can_compile, try_compiler
 from dht.bounded_mapping import ALL
+from peer.guest.machine import CGROUP, memory
 from peer.rules.rented import Container
 from peer.storage.address import listen_briefly
 
@@ -118,31 +118,15 @@ def check_disk(path: Path) -> Finding:
     return Finding("disk", "ok", text)
 
 
-def check_memory(limit_path: Path = Path("/sys/fs/cgroup/memory.max")) -> Finding:
-    """Available memory, within the limit of a container."""
-    memory = psutil.virtual_memory()
-    available, total, where = memory.available, memory.total, ""
-    try:
-        limit = int(limit_path.read_text())
-    except (OSError, ValueError):  # no such limit, or "max"
-        limit = total
-    if limit < total:
-        total, where = limit, ", the limit of this container"
-        used = _used_in_container(limit_path.with_name("memory.current"))
-        available = min(available, max(0, limit - used))
-    text = f"{_size(available)} available of {_size(total)}{where}"
-    if available < MEMORY_MIN_BYTES:
+def check_memory(cgroup: Path = CGROUP) -> Finding:
+    seen = memory(cgroup)
+    where = ", the limit of this container" if seen.is_of_container else ""
+    text = f"{_size(seen.available)} available of {_size(seen.total)}{where}"
+    if seen.available < MEMORY_MIN_BYTES:
         return Finding("memory", "failed", text, "close other programs or add memory")
-    if available < MEMORY_WISHED_BYTES:
+    if seen.available < MEMORY_WISHED_BYTES:
         return Finding("memory", "warning", text, "enough for small models and bootstrap peers")
     return Finding("memory", "ok", text)
-
-
-def _used_in_container(path: Path) -> int:
-    try:
-        return int(path.read_text())
-    except (OSError, ValueError):
-        return 0
 
 
 async def check_torch(script: str = ASK_TORCH) -> Finding:

@@ -7,19 +7,16 @@ from __future__ import annotations
 
 import importlib.util
 import platform
-import sys
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
 
 import psutil
 import torch
 
+from peer.guest.machine import memory
 from peer.quantities import plural
 from peer.trainer.computing.choices import DeviceFacts, cuda_precisions
-
-CGROUP = Path("/sys/fs/cgroup")
 
 
 def choose_device(wanted: str) -> torch.device:
@@ -125,26 +122,7 @@ def free_bytes(device: torch.device) -> float:
         free, _ = torch.cuda.mem_get_info(device)
         unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
         return float(free + unused)
-    return min(float(psutil.virtual_memory().available), _cgroup_free(CGROUP))
-
-
-def _cgroup_free(folder: Path) -> float:
-    """Memory that the container of this process may still take; infinite without a limit."""
-    if not sys.platform.startswith("linux"):
-        return float("inf")
-    try:
-        limit = (folder / "memory.max").read_text().strip()
-        used = (folder / "memory.current").read_text().strip()
-        stat = (folder / "memory.stat").read_text()
-    except OSError:
-        return float("inf")
-    if limit == "max":
-        return float("inf")
-    # Pages of files count as used, and are given back when memory is short.
-    files = next(
-        (line.split()[1] for line in stat.splitlines() if line.startswith("inactive_file ")), "0"
-    )
-    return float(int(limit) - int(used) + int(files))
+    return memory().available
 
 
 def used_bytes(device: torch.device) -> float | None:

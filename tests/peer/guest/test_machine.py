@@ -14,7 +14,7 @@ import psutil
 import pytest
 
 from peer.guest import machine
-from peer.guest.machine import VOLATILE, container_processors, file_system, memory_bytes
+from peer.guest.machine import VOLATILE, container_processors, file_system, memory
 from tests.processes import Processes
 from tests.swarms.commands import until
 
@@ -23,10 +23,12 @@ from tests.swarms.commands import until
 def test_the_limit_of_a_container_counts_as_its_memory(
     tmp_path: Path, limit: str, counts: bool
 ) -> None:
-    path = tmp_path / "memory.max"
-    path.write_text(limit)
-    whole = psutil.virtual_memory().total
-    assert memory_bytes((path, tmp_path / "missing")) == (1e6 if counts else whole)
+    (tmp_path / "memory.max").write_text(limit)
+    (tmp_path / "memory.current").write_text("700000\n")
+    (tmp_path / "memory.stat").write_text("anon 5\ninactive_file 200000\n")
+    seen, whole = memory(tmp_path), psutil.virtual_memory().total
+    assert seen.total == (1e6 if counts else whole)
+    assert not counts or seen.available == 500_000
 
 
 @pytest.mark.skipif(not Path("/dev/shm").is_dir(), reason="no such folder here")

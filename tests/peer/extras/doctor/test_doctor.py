@@ -407,10 +407,10 @@ def test_free_space_is_that_of_the_nearest_existing_folder(
 def test_memory_is_limited_by_the_container(tmp_path: Path) -> None:
     limit = tmp_path / "memory.max"
     limit.write_text("max\n")
-    assert "container" not in check_memory(limit).text
+    assert "container" not in check_memory(tmp_path).text
     limit.write_text(f"{600 << 20}\n")
     (tmp_path / "memory.current").write_text(f"{100 << 20}\n")
-    finding = check_memory(limit)
+    finding = check_memory(tmp_path)
     assert finding.state == "failed"
     assert "0.5 GiB available of 0.6 GiB, the limit of this container" in finding.text
 
