@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import shutil
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -53,6 +53,37 @@ COMPILED = 1.9
 """Speed of compiled code over that of the trial before joining; 1.5 to 1.9 were measured."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Room:
+    """The room that a run takes on this machine, and that there is."""
+
+    memory_needed: float
+    memory_free: float
+    disk_needed: float
+    disk_free: float
+
+    def __str__(self) -> str:
+        return (
+            f"memory {bytes_text(self.memory_needed)} of {bytes_text(self.memory_free)} free   "
+            f"disk {bytes_text(self.disk_needed)} of {bytes_text(self.disk_free)} free"
+        )
+
+    def check(self, run_name: str) -> None:
+        """Raise ``MachineTooSmall`` with the shortage and a remedy."""
+        for what, needed, free, remedy in (
+            (
+                "memory",
+                self.memory_needed,
+                self.memory_free,
+                "close other programs or use a larger machine",
+            ),
+            ("disk", self.disk_needed, self.disk_free, "free some or pass --directory"),
+        ):
+            if needed > free:
+                text = f"it needs about {bytes_text(needed)} of {what}, {bytes_text(free)} are free"
+                raise MachineTooSmall(run_name, f"{text}; {remedy}")
+
+
 @dataclass(frozen=True, slots=True)
 class Preflight:
     """Results of the checks. Sizes are in bytes."""
@@ -72,10 +103,7 @@ class Preflight:
     step_bytes: float
     """Memory of gradients and activations, beside parameters and moments."""
     step_time_s: float
-    memory_needed: float
-    memory_free: float
-    disk_needed: float
-    disk_free: float
+    room: Room
     upload_per_hour: float
 
     @property
@@ -96,8 +124,7 @@ class Preflight:
             f"Trains   {model}, {count_text(self.parameters)} parameters{_of_base(run)}; data: "
             f"{data}; nothing from the network is executed",
             f"Device   {self._device_text}",
-            f"Machine  {about}{count_text(step_tokens / self.step_time_s)} tokens/s   "
-            + room_text(self.memory_needed, self.memory_free, self.disk_needed, self.disk_free),
+            f"Machine  {about}{count_text(step_tokens / self.step_time_s)} tokens/s   {self.room}",
             f"Network  sends {most} {bytes_text(self.upload_per_hour)} an hour{by} "
             f"({run.outer.codecs_text}); the whole model is exchanged every "
             + (duration_text(cycle_s) if cycle_s >= 60 else f"{cycle_s:.2g} s"),
@@ -136,24 +163,6 @@ def about_lines(run: RunFile) -> tuple[str, ...]:
     addresses = {"": run.homepage, "contact ": run.contact, "discussion ": run.discussion}
     parts = [f"{what}{where}" for what, where in addresses.items() if where]
     return (f"About    {'   '.join(parts)}",) if parts else ()
-
-
-def problems(
-    *, memory_needed: float, memory_free: float, disk_needed: float, disk_free: float
-) -> tuple[str, ...]:
-    """Reasons why this machine is too small, in words; empty if it is large enough."""
-    problems_found = []
-    if memory_needed > memory_free:
-        problems_found.append(
-            f"it needs about {bytes_text(memory_needed)} of memory, {bytes_text(memory_free)} "
-            "are free; close other programs or use a larger machine"
-        )
-    if disk_needed > disk_free:
-        problems_found.append(
-            f"it needs about {bytes_text(disk_needed)} of disk, {bytes_text(disk_free)} "
-            "are free; free some or pass --directory"
-        )
-    return tuple(problems_found)
 
 
 def expected_share(step_time_s: float, others: Sequence[float]) -> float:
@@ -210,7 +219,7 @@ def examine(
     )
     engine.tuning = Tuner(engine, goal, keep=partial(_keep, remembered, key))
     if on_cpu:
-        room["memory_needed"] += devices * fit.step_bytes
+        room = replace(room, memory_needed=room.memory_needed + devices * fit.step_bytes)
     layout = model_layout(engine.model, run.outer.fragments, buffers=run.outer.buffers)
     sequence_s = fit.sequence_s
     if goal.known is None and goal.choices.compile:
@@ -229,7 +238,7 @@ def examine(
         step_bytes=fit.step_bytes,
         step_time_s=step_time_s,
         upload_per_hour=cycle_bytes(run, layout) * cycles_per_hour,
-        **room,
+        room=room,
     )
 
 
@@ -258,28 +267,18 @@ def check_keeper(run: RunFile, directory: Path, told: Layout | None = None) -> t
     return (
         *first_lines(run),
         f"Keeps    the state of {count_text(count)} parameters, and serves it; it trains nothing",
-        f"Machine  {room_text(**room)}",
+        f"Machine  {room}",
     )
 
 
-def room_text(
-    memory_needed: float, memory_free: float, disk_needed: float, disk_free: float
-) -> str:
-    return (
-        f"memory {bytes_text(memory_needed)} of {bytes_text(memory_free)} free   "
-        f"disk {bytes_text(disk_needed)} of {bytes_text(disk_free)} free"
-    )
-
-
-def _room(run: RunFile, count: int, *, training_bytes: float, directory: Path) -> dict[str, float]:
+def _room(run: RunFile, count: int, *, training_bytes: float, directory: Path) -> Room:
     existing = next(p for p in (directory, *directory.parents) if p.exists())
-    room = {
-        "memory_needed": training_bytes + agent_bytes(count),
-        "memory_free": free_bytes(torch.device("cpu")),
+    room = Room(
+        memory_needed=training_bytes + agent_bytes(count),
+        memory_free=free_bytes(torch.device("cpu")),
         # A peer that returns has most of it in its folder already.
-        "disk_needed": max(0.0, disk_bytes(count) - folder_bytes(directory)),
-        "disk_free": float(shutil.disk_usage(existing).free),
-    }
-    for problem in problems(**room):
-        raise MachineTooSmall(run.name, problem)
+        disk_needed=max(0.0, disk_bytes(count) - folder_bytes(directory)),
+        disk_free=float(shutil.disk_usage(existing).free),
+    )
+    room.check(run.name)
     return room

@@ -19,7 +19,7 @@ from peer.trainer.computing import fitting
 from peer.trainer.computing.choices import Choices, DeviceFacts
 from peer.trainer.computing.fitting import Fit, Goal, Remembered
 from peer.trainer.loop import TrainerSettings
-from peer.trainer.preflight import Preflight, check_keeper, examine, expected_share, problems
+from peer.trainer.preflight import Preflight, Room, check_keeper, examine, expected_share
 from tests.peer.trainer.recipe_run import TEXT
 
 ON_CPU = TrainerSettings(device="cpu", threads=1)
@@ -105,12 +105,12 @@ def test_upload_follows_from_the_model_the_codec_and_the_pace(found: Preflight) 
 
 
 def test_a_machine_that_is_too_small_gets_the_shortage_and_a_remedy() -> None:
-    fits = {"memory_needed": 2e6, "memory_free": 2e6, "disk_needed": 2e3, "disk_free": 2e3}
-    assert problems(**fits) == ()
-    memory, disk = problems(**{**fits, "memory_free": 1e6, "disk_free": 1e3})
-    assert "1 MB are free" in memory
-    assert "1 kB are free" in disk
-    assert "--directory" in disk
+    fits = Room(memory_needed=2e6, memory_free=2e6, disk_needed=2e3, disk_free=2e3)
+    fits.check("tight")
+    with pytest.raises(MachineTooSmall, match=r"1 MB are free"):
+        replace(fits, memory_free=1e6).check("tight")
+    with pytest.raises(MachineTooSmall, match=r"1 kB are free.*--directory"):
+        replace(fits, disk_free=1e3).check("tight")
 
 
 @pytest.mark.parametrize(
@@ -210,7 +210,7 @@ def test_looking_writes_nothing(tmp_path: Path) -> None:
 def test_a_returning_peer_needs_no_space_for_the_files_it_has(
     tmp_path: Path, found: Preflight, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    total = int(found.disk_needed)
+    total = int(found.room.disk_needed)
     (tmp_path / "outer").mkdir()
     (tmp_path / "outer" / "checkpoint").write_bytes(bytes(total // 2))
     real = shutil.disk_usage(tmp_path)
