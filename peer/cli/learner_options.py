@@ -30,7 +30,7 @@ from peer.cli.application import (
 )
 from peer.errors import ExitCode
 from peer.installed import extra
-from peer.rules.leaving import PATIENCE_S, check_patience
+from peer.rules.leaving import PATIENCE_S
 from peer.trainer.computing.choices import OwnerChoices, Wish, wished_devices, wishes_from
 
 if TYPE_CHECKING:
@@ -42,12 +42,12 @@ def setting(name: str) -> Callable[[Any], Any]:
     """Callback of an option that is the setting of a peer with this name."""
 
     def check(value: Any) -> Any:
-        from peer.bridge.settings import PeerSettings
+        from peer.trainer.settings import JoinSettings
 
         given: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value}
         if value is not None:
             with usage_errors():
-                PeerSettings(**given)
+                JoinSettings(**given)
         return value
 
     return check
@@ -75,18 +75,6 @@ def _listen(texts: list[str] | None) -> list[str] | None:
     return texts
 
 
-def _pace(seconds: float) -> float:
-    if not 0.0 <= seconds <= PACE_MAX_S:
-        raise typer.BadParameter(f"{seconds:g} is no number of seconds from 0 to {PACE_MAX_S:g}")
-    return seconds
-
-
-def _patience(seconds: float) -> float:
-    with usage_errors():
-        check_patience(seconds)
-    return seconds
-
-
 def _directory(folder: Path | None) -> Path | None:
     from peer.storage.home import check_no_other_files
 
@@ -102,8 +90,6 @@ def _page(text: str) -> str:
         try_page(parse_page(text))
     return text
 
-
-PACE_MAX_S = 86_400.0
 
 THREADS_MAX = 1024
 """Torch ends the process where the system has no more threads."""
@@ -282,12 +268,14 @@ class Options:
     ] = None
     pace: Annotated[
         float,
-        Option(callback=_pace, help="Minimum seconds per step.", rich_help_panel=TRAINING),
+        Option(
+            callback=setting("pace_s"), help="Minimum seconds per step.", rich_help_panel=TRAINING
+        ),
     ] = 0.0
     patience: Annotated[
         float,
         Option(
-            callback=_patience,
+            callback=setting("patience_s"),
             help="Longest time for leaving after Ctrl-C or SIGTERM: hand over, then save. Less "
             "than the time after which a launcher kills.",
             metavar="SECONDS",

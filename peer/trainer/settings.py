@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 import time
 from collections.abc import Callable, Mapping
@@ -17,6 +16,8 @@ from peer.rules.leaving import PATIENCE_S, check_patience
 from peer.rules.rented import container_of, public_ports
 from peer.run_file.declaring import nearest
 from peer.storage.address import is_free
+
+PACE_MAX_S = 86_400.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,8 +70,11 @@ class JoinSettings(PeerSettings):
 
     def __post_init__(self) -> None:
         PeerSettings.__post_init__(self)
-        if not (self.pace_s >= 0.0 and math.isfinite(self.pace_s)):
-            raise ValueError(f"pace_s is {self.pace_s}; it is the least time of a step, in seconds")
+        if not 0.0 <= self.pace_s <= PACE_MAX_S:
+            raise ValueError(
+                f"the pace is {self.pace_s:g} s; it is the least time of a step, from 0 to "
+                f"{PACE_MAX_S:g} seconds"
+            )
         check_patience(self.patience_s)
         if self.final not in ("run", "own"):
             raise ValueError(f"final is {self.final!r}; it is 'run' or 'own'")
