@@ -11,10 +11,10 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
 from concurrent.futures import Future, wait
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import takewhile
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 import torch
 from blake3 import blake3
@@ -125,7 +125,7 @@ class Feed:
             return
         assert self._train is not None
         if device not in self._placing:
-            self._placing[device] = placing(device)
+            self._placing[device] = Placing(device)
         placer = self._placing[device]
         while not self._over():
             placed = self._train.take(size, placer.start, timeout_s=LOOK_EVERY_S)
@@ -253,62 +253,39 @@ def _has_items(dataset: object) -> bool:
 # --- batches on a device ------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class Placed:
-    """A batch whose copy may be under way."""
-
-    tokens: torch.Tensor
-    arrived: torch.cuda.Event | None = None
+Placed: TypeAlias = tuple[torch.Tensor, torch.cuda.Event | None]
+"""A batch, and the end of its copy to CUDA, which may be under way."""
 
 
-class Placing(Protocol):
+class Placing:
+    """Brings batches to a device: to CUDA from page-locked memory, on a side stream."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._stream: torch.cuda.Stream | None = None
+        if device.type == "cuda":
+            self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+
     def start(self, batch: Sequences) -> Placed:
         """Begin to bring a batch to the device. Called by any one thread."""
-        ...
+        tokens = torch.from_numpy(batch)
+        if self._stream is None:
+            return tokens, None
+        # torch reuses page-locked memory only when the copies out of it are complete.
+        pinned = tokens.pin_memory()
+        with torch.cuda.stream(self._stream):
+            return pinned.to(self._device, non_blocking=True), self._stream.record_event()
 
     def finish(self, placed: Placed) -> torch.Tensor:
         """The batch, for use on the caller's current stream."""
-        ...
-
-
-class CudaBatches:
-    """Copies from page-locked memory on a side stream."""
-
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
-        self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-
-    def start(self, batch: Sequences) -> Placed:
-        # torch reuses page-locked memory only when the copies out of it are complete.
-        pinned = torch.from_numpy(batch).pin_memory()
-        with torch.cuda.stream(self._stream):
-            tokens = pinned.to(self._device, non_blocking=True)
-            return Placed(tokens, self._stream.record_event())
-
-    def finish(self, placed: Placed) -> torch.Tensor:
-        assert placed.arrived is not None
+        tokens, arrived = placed
+        if arrived is None:
+            return tokens.to(self._device)
         current = torch.cuda.current_stream(self._device)
-        current.wait_event(placed.arrived)
+        current.wait_event(arrived)
         # The memory belongs to the side stream: it must outlive what the current one does with it.
-        placed.tokens.record_stream(current)
-        return placed.tokens
-
-
-class PlainBatches:
-    """Batches for the CPU, and copies to other devices when they are used."""
-
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
-
-    def start(self, batch: Sequences) -> Placed:
-        return Placed(torch.from_numpy(batch))
-
-    def finish(self, placed: Placed) -> torch.Tensor:
-        return placed.tokens.to(self._device)
-
-
-def placing(device: torch.device) -> Placing:
-    return CudaBatches(device) if device.type == "cuda" else PlainBatches(device)
+        tokens.record_stream(current)
+        return tokens
 
 
 # --- orders of other frameworks ----------------------------------------------------------------

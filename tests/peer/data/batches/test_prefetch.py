@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from peer.data.batches import prefetch
 from peer.data.batches.prefetch import BATCHES_MAX, Prefetched
 from peer.data.batches.sequences import Sequences
-from peer.data.feed import placing
+from peer.data.feed import Placing
 
 
 class Counting:
@@ -105,7 +105,7 @@ def test_the_thread_ends_with_its_stream() -> None:
 
 
 def test_batches_for_the_cpu_are_the_arrays_themselves() -> None:
-    place = placing(torch.device("cpu"))
+    place = Placing(torch.device("cpu"))
     batch = np.arange(6, dtype=np.int64).reshape(2, 3)
     assert place.finish(place.start(batch)).data_ptr() == batch.ctypes.data
 
@@ -114,7 +114,7 @@ def test_batches_for_the_cpu_are_the_arrays_themselves() -> None:
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_batches_reach_a_device_in_order_while_it_computes() -> None:
     device = torch.device("cuda")
-    place = placing(device)
+    place = Placing(device)
     ahead = Prefetched(Counting())
     work = torch.randn(2048, 2048, device=device)
     totals = []
