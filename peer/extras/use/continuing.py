@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import logging
 import warnings
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -32,26 +32,8 @@ class Sampling:
     seed: int = 0
 
 
-class Reader(Protocol):
-    """Reads tokens, and keeps what it needs of them for the next one."""
-
-    def read(self, tokens: Tensor) -> Tensor:
-        """Return the logits of the token after these, which follow those read before.
-
-        ``tokens``: one sequence, of the shape (1, tokens).
-        """
-        ...
-
-
-class GptReader:
-    """Reads with the built-in model."""
-
-    def __init__(self, model: Gpt) -> None:
-        self._model = model
-        self._pasts = [Past(model.shape.context) for _ in model.blocks]
-
-    def read(self, tokens: Tensor) -> Tensor:
-        return self._model.continued(tokens, self._pasts)[0]
+Reader: TypeAlias = Callable[[Tensor], Tensor]
+"""Reads tokens, of the shape (1, tokens), which follow those read before; the next one's logits."""
 
 
 class TransformersReader:
@@ -77,7 +59,11 @@ class TransformersReader:
 
 
 def reader_of(model: nn.Module) -> Reader:
-    return GptReader(model) if isinstance(model, Gpt) else TransformersReader(model)
+    """A reader that has read nothing yet."""
+    if not isinstance(model, Gpt):
+        return TransformersReader(model).read
+    gpt, pasts = model, [Past(model.shape.context) for _ in model.blocks]
+    return lambda tokens: gpt.continued(tokens, pasts)[0]
 
 
 def continued(
@@ -95,14 +81,14 @@ def continued(
     """
     generator = torch.Generator().manual_seed(sampling.seed)
     known = list(tokens)
-    reader, unread = reader_of(model), known[-context:]
+    read, unread = reader_of(model), known[-context:]
     length = 0
     for _ in range(sampling.tokens_max):
         if length + len(unread) > context:
-            reader, length = reader_of(model), 0
+            read, length = reader_of(model), 0
             unread = known[-max(1, context // 2) :]
         with torch.inference_mode():
-            logits = reader.read(torch.tensor([unread]))
+            logits = read(torch.tensor([unread]))
         length += len(unread)
         token = drawn(logits, sampling, generator)
         if token in ends:
