@@ -17,9 +17,9 @@ Behind them:
 - ``settings``: the file. ``names`` finds parts of your own. ``problems``: what learners train.
 - ``simulation``: start here. ``run`` simulates one swarm; ``SimulatedSwarm`` measures it.
 - ``slots``: one place per peer, over all its lives. ``lifecycle``: the peers, which are live
-  averagers in virtual time (``averaging.virtual``). ``incidents``: events and churn.
+  averagers in virtual time (``averaging.virtual``). ``incidents``: events, churn, end by a date.
 - ``learner``: its parameters, fragment by fragment, and its steps at a peer's pace. ``roles``: what
-  a liar uploads, and who judges uploads.
+  a liar uploads or merges instead, who judges uploads, the directives of the run's owner.
 - ``outcome``: the results, and which tokens were merged.
 - ``report``: sweeps, tables and plots of ``shoal simulate``; ``results``: tables, plots and pages.
 
