@@ -11,16 +11,11 @@ import torch
 
 from peer.errors import LoopWarning, explained
 from peer.model.naming import named_parameters
+from peer.quantities import listed
 from peer.trainer.parameters import is_whole, trained_parameters
 
 POST_HOOKS = "_optimizer_step_post_hooks"
 """Attribute of every optimizer whose steps torch announces."""
-
-
-def listed(names: Sequence[str]) -> str:
-    """The first three names."""
-    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
-    return ", ".join(names[:3]) + more
 
 
 # --- what a run is joined with ----------------------------------------------------------------
@@ -72,8 +67,9 @@ def checked_optimizers(
             "from model.parameters() when the model is complete"
         )
     text = (
-        f"the optimizer given to peer.join lacks {listed(left)}, which the run exchanges: pass "
-        "all optimizers as a list, or set requires_grad = False on parameters that are not trained"
+        f"the optimizer given to peer.join lacks {listed(left, most=4)}, which the run exchanges: "
+        "pass all optimizers as a list, or set requires_grad = False on parameters that are not "
+        "trained"
     )
     warnings.warn(explained(text, "loop-mistake"), LoopWarning, stacklevel=4)
     return optimizers
@@ -96,8 +92,8 @@ def check_is_whole(model: torch.nn.Module) -> None:
     parted = [name for name, p in named_parameters(model) if not is_whole(p)]
     if parted:
         raise TypeError(
-            f"this process has only a part of {listed(parted)}: with a model that is distributed "
-            "over several processes call peer.island.join in each of them"
+            f"this process has only a part of {listed(parted, most=4)}: with a model that is "
+            "distributed over several processes call peer.island.join in each of them"
         )
 
 

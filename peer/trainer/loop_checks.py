@@ -22,8 +22,8 @@ from torch.utils._pytree import tree_leaves
 from peer.bridge.messages import BATCH, SEED
 from peer.errors import LoopWarning, explained
 from peer.model.naming import local_part, named_parameters, saved_buffers
+from peer.quantities import listed
 from peer.run_file.schedule import Rates
-from peer.trainer.arguments import listed
 
 Mistake: TypeAlias = Literal[
     "optimizer", "parameters", "no_exchange", "not_finite", "no_tokens", "rates"
@@ -144,7 +144,7 @@ class LoopChecks:
         added = [name for name in trained if name not in self._joined]
         unfrozen = [name for name in trained if name in self._joined]
         changes = {"replaced or removed": replaced, "added": added, "unfrozen": unfrozen}
-        parts = [f"{listed(names)} {what}" for what, names in changes.items() if names]
+        parts = [f"{listed(names, most=4)} {what}" for what, names in changes.items() if names]
         if parts:
             self.found(
                 "parameters",

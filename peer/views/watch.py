@@ -137,7 +137,11 @@ def with_whole_shares(rows: Sequence[PeerRow]) -> tuple[PeerRow, ...]:
 
 
 class Reporter(ABC):
-    """Reports what happens while this peer takes part in a run."""
+    """Reports what happens while this peer takes part in a run, and the progress now and then."""
+
+    every_s = REPORT_EVERY_S
+    """Time between two reports of the progress."""
+    _told_at = float("-inf")
 
     def __enter__(self) -> Self:
         return self
@@ -148,9 +152,15 @@ class Reporter(ABC):
     @abstractmethod
     def on_event(self, fields: Fields) -> None: ...
 
-    @abstractmethod
     def on_step(self, run: Run) -> None:
         """A step has ended, or training rests."""
+        now = time.monotonic()
+        if now - self._told_at >= self.every_s:
+            self._told_at = now
+            self.tell_progress(run)
+
+    @abstractmethod
+    def tell_progress(self, run: Run) -> None: ...
 
     def interrupted(self) -> None:
         """A signal has asked the process to end; the next one kills it."""
@@ -170,46 +180,30 @@ def _write_now(file: IO[str], text: str) -> None:
         os.write(file.fileno(), text.encode())
 
 
-class _LineReporter(Reporter):
-    """Calls ``say`` with a line for each event, and for the progress at even intervals."""
-
-    every_s = REPORT_EVERY_S
+class JsonReporter(Reporter):
+    """One JSON object per line: events, ``link``, ``progress`` once a second, ``done``."""
 
     def __init__(self, say: Callable[[str], None]) -> None:
         self._say = say
-        self._said_at = float("-inf")
-
-    @abstractmethod
-    def tell_progress(self, status: PeerStatus) -> None: ...
-
-    def on_step(self, run: Run) -> None:
-        now = time.monotonic()
-        if now - self._said_at >= self.every_s:
-            self._said_at = now
-            self.tell_progress(run.status)
-
-
-class JsonReporter(_LineReporter):
-    """One JSON object per line: events, ``link``, ``progress`` once a second, ``done``."""
 
     def on_event(self, fields: Fields) -> None:
         # ``plain``: JSON has no number for a loss that is infinite or not a number.
         self._say(json.dumps(plain(fields)))
 
-    def tell_progress(self, status: PeerStatus) -> None:
-        self.on_event(progress(status))
+    def tell_progress(self, run: Run) -> None:
+        self.on_event(progress(run.status))
 
     def done(self, outcome: Outcome) -> None:
         self.on_event(done(outcome))
 
 
-class PlainReporter(_LineReporter):
+class PlainReporter(Reporter):
     """A sentence for each event, and a line of figures every ten seconds."""
 
     every_s = 10.0
 
     def __init__(self, say: Callable[[str], None]) -> None:
-        super().__init__(say)
+        self._say = say
         self._phase: Fields = {}
         self._sentence = Sentences()
 
@@ -229,8 +223,8 @@ class PlainReporter(_LineReporter):
         if text is not None:
             self._say(text)
 
-    def tell_progress(self, status: PeerStatus) -> None:
-        self._say(progress_line(status))
+    def tell_progress(self, run: Run) -> None:
+        self._say(progress_line(run.status))
 
     def interrupted(self) -> None:
         _write_now(sys.stderr, f"shoal: {LEAVING}\n")
@@ -245,7 +239,6 @@ class ScreenReporter(Reporter):
     def __init__(self) -> None:
         self._watch = Watch()
         self._live = Live("joining ...", auto_refresh=False)
-        self._drawn_at = float("-inf")
 
     def __enter__(self) -> Self:
         self._live.start()
@@ -266,12 +259,12 @@ class ScreenReporter(Reporter):
     def on_step(self, run: Run) -> None:
         if run.rest is None:
             self._watch.on_step(run.loss)
-        now = time.monotonic()
-        if now - self._drawn_at >= REPORT_EVERY_S:
-            self._drawn_at = now
-            width, height = self._live.console.size
-            view = self._watch.view(run.status, run.rows, run.run_file.name)
-            self._live.update(draw(view, width=width, height=height), refresh=True)
+        super().on_step(run)
+
+    def tell_progress(self, run: Run) -> None:
+        width, height = self._live.console.size
+        view = self._watch.view(run.status, run.rows, run.run_file.name)
+        self._live.update(draw(view, width=width, height=height), refresh=True)
 
     def interrupted(self) -> None:
         # A second signal kills this process, which must not leave a terminal without a cursor. A

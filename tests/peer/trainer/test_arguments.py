@@ -60,7 +60,7 @@ def test_a_program_that_names_no_run_takes_that_of_its_environment(
 
 def test_an_optimizer_that_lacks_trained_parameters_is_told_and_an_error_on_request() -> None:
     part = torch.optim.SGD(NET[0].parameters(), lr=0.1)
-    with pytest.warns(LoopWarning, match=r"lacks 1\.weight, 1\.bias, which the run exchanges"):
+    with pytest.warns(LoopWarning, match=r"lacks 1\.weight and 1\.bias, which the run exchanges"):
         join(optimizer=part)
     with warnings.catch_warnings(), pytest.raises(LoopWarning, match=r"lacks 1\.weight"):
         warnings.simplefilter("error", LoopWarning)

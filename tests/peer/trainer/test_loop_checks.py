@@ -205,7 +205,7 @@ def test_schedules_over_the_runs_tokens_and_those_of_the_first_peer_are_right(
 def test_a_model_that_was_changed_after_joining_is_told_within_a_cycle(change: str) -> None:
     loop = Loop()
     loop.steps(CYCLE + 1)
-    name = {"replaced": "1.weight", "unfrozen": "0.bias", "added": "2.weight, 2.bias"}[change]
+    name = {"replaced": "1.weight", "unfrozen": "0.bias", "added": "2.weight and 2.bias"}[change]
     if change == "replaced":
         loop.model[1].weight = torch.nn.Parameter(torch.zeros(2, 2))
     elif change == "unfrozen":

@@ -6,6 +6,8 @@ import json
 import os
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 
@@ -14,6 +16,7 @@ from peer.bridge.messages import Fields
 from peer.joining.link import only_from
 from peer.status import HeldOut, PeerRow
 from peer.trainer.loop import Outcome
+from peer.trainer.session import Run
 from peer.views.screen import ON_A_LINE
 from peer.views.watch import (
     LEAVING,
@@ -42,7 +45,7 @@ def test_a_loss_that_is_not_finite_is_valid_json() -> None:
     said: list[str] = []
     with JsonReporter(said.append) as reporter:
         reporter.on_event({"event": "measured", "loss": float("nan")})
-        reporter.tell_progress(a_status(loss=float("inf")))
+        reporter.tell_progress(cast(Run, SimpleNamespace(status=a_status(loss=float("inf")))))
     assert [json.loads(line)["loss"] for line in said] == [None, None]
 
 
