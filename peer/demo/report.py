@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -31,18 +30,12 @@ from peer.storage.home import OUTER
 from peer.storage.outer_state import export
 
 
-@dataclass(frozen=True, slots=True)
-class SoloResult:
-    """Held-out losses of a finished training."""
-
-    loss_start: float
-    loss_end: float
-
-
 def train_alone(
     run: RunFile, *, steps: int, learners: int = 1, cache_dir: Path, data_dir: Path
-) -> SoloResult:
+) -> tuple[float, float]:
     """Train ``steps`` steps, each on one batch, from first weights that the run draws.
+
+    Returns the held-out losses before and after.
 
     It is the baseline that a run is compared with: the same run file, model, data, optimizer and
     schedule, in one process without other peers.
@@ -53,7 +46,7 @@ def train_alone(
     data = open_data(run, peer_id=PeerId("alone"), cache_dir=cache_dir, data_dir=data_dir)
     model = build_model(run)
     optimizer = build_optimizer(run, model)
-    loss_start = held_out_loss(model, data.held_out)
+    before = held_out_loss(model, data.held_out)
     step_tokens = learners * run.inner.batch_size * run.data.sequence_length
     for step in range(steps):
         rate = learning_rate(run, step * step_tokens)
@@ -64,7 +57,7 @@ def train_alone(
         clip_gradients(run, model)
         optimizer.step()
         optimizer.zero_grad()
-    return SoloResult(loss_start, held_out_loss(model, data.held_out))
+    return before, held_out_loss(model, data.held_out)
 
 
 SMOOTHED_STEPS = 9
@@ -107,12 +100,8 @@ def compare(settings: DemoSettings, result: Result) -> Comparison:
     torch.set_num_threads(1)  # more threads make such a small model slower
     run = parse(result.run_text)
     data = settings.directory / "solo"
-    solo = train_alone(
-        run,
-        steps=settings.steps,
-        learners=settings.peers,
-        cache_dir=data,
-        data_dir=data,
+    loss_start, solo_loss_end = train_alone(
+        run, steps=settings.steps, learners=settings.peers, cache_dir=data, data_dir=data
     )
     loaded = build_model(run)
     out = settings.directory / "final.safetensors"
@@ -120,9 +109,9 @@ def compare(settings: DemoSettings, result: Result) -> Comparison:
     loaded.load_state_dict(load_file(out), strict=False)
     held_out = open_data(run, peer_id=PeerId("demo"), cache_dir=data, data_dir=data).held_out
     return Comparison(
-        loss_start=solo.loss_start,
+        loss_start=loss_start,
         loss_end=held_out_loss(loaded, held_out),
-        solo_loss_end=solo.loss_end,
+        solo_loss_end=solo_loss_end,
     )
 
 
