@@ -387,9 +387,7 @@ class PeerRow(Struct, frozen=True, array_like=True, kw_only=True):
     tokens: int | None = None
     """Its tokens that are merged."""
     share: float | None = None
-    """Its part of all merged tokens."""
-    percent: float | None = None
-    """That part, rounded so that all rows sum to 100."""
+    """Its part of all merged tokens, in thousandths that sum to 1 over all rows."""
     rounds: int | None = None
     bytes_sent: int | None = None
     seen_s: float | None = None

@@ -116,7 +116,6 @@ def content(
 def peer_rows(status: PeerStatus, peers: KnownPeers, names: Callable[[str], str]) -> list[PeerRow]:
     """Rows of this peer, of live peers, and of peers that left but have merged tokens."""
     tokens = {peer: mark.tokens for peer, mark in peers.merged.items()}
-    total = sum(tokens.values())
     rows = [_own_row(status), *(_row(member, peers.now) for member in peers.members)]
     here = {row.peer for row in rows}
     gone = sorted((peer for peer in tokens if peer not in here), key=lambda peer: -tokens[peer])
@@ -133,12 +132,11 @@ def peer_rows(status: PeerStatus, peers: KnownPeers, names: Callable[[str], str]
             behind=None if row.version is None else newest - row.version,
             last=peers.offer_outcomes.get(PeerId(row.peer)),
             tokens=count,
-            share=(count or 0) / total if total else 0.0,
-            percent=share / 10 if total else None,
+            share=share / 1000 if any(per_mille) else None,
         )
         for row, count, share in zip(rows, merged, per_mille, strict=True)
     ]
-    return sorted(rows, key=lambda row: (-(row.share or 0.0), row.name))
+    return sorted(rows, key=lambda row: (-(row.tokens or 0), row.name))
 
 
 def _own_row(status: PeerStatus) -> PeerRow:

@@ -84,9 +84,9 @@ def test_a_peer_that_has_made_no_step_joins_and_one_that_makes_none_any_more_res
 def test_the_percentages_sum_to_a_hundred_also_with_many_who_left() -> None:
     merged = {PeerId(f"gone-{number}"): 10 + number for number in range(50)}
     rows = rows_by_name(a_member(BORIS), merged={BORIS: 1000, **merged})
-    assert sum(round(10 * (row.percent or 0.0)) for row in rows.values()) == 1000
+    assert sum(round(1000 * (row.share or 0.0)) for row in rows.values()) == 1000
     assert rows["18 others"].state == "gone"
-    assert {row.percent for row in rows_by_name(merged={}).values()} == {None}
+    assert {row.share for row in rows_by_name(merged={}).values()} == {None}
 
 
 def test_the_page_has_the_speed_the_fates_and_the_use_of_the_machine() -> None:
