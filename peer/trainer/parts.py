@@ -16,6 +16,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import TypeAlias
 
 from averaging.numbers.layout import Layout
 from dht.identity import Identity, PeerId
@@ -78,14 +79,8 @@ class Parts(RankParts):
     """The rounds that a synchronous run waits for."""
 
 
-@dataclass(frozen=True, slots=True)
-class Conditions:
-    """Questions that the parts ask while they wait."""
-
-    over: Callable[[], bool]
-    """True if the run, or this peer's part in it, has ended."""
-    leaving: Callable[[], bool]
-    """True if this peer was asked to leave."""
+Asked: TypeAlias = Callable[[], bool]
+"""Whether this peer's part in the run is over, or somebody has asked it to leave."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +94,7 @@ class _Home:
     progress: ProgressFile
 
 
-def open_parts(plan: Plan, news: News, conditions: Conditions, stack: ExitStack) -> Parts:
+def open_parts(plan: Plan, news: News, stack: ExitStack, *, over: Asked, leaving: Asked) -> Parts:
     """Open all parts; ``stack`` closes them. The agent is running when this returns.
 
     Raises ``NotAdmitted`` before anything is started if the run does not admit this peer.
@@ -113,7 +108,7 @@ def open_parts(plan: Plan, news: News, conditions: Conditions, stack: ExitStack)
     check_layout(layout, run)
     check_statistics(statistics_of(plan.model, buffers))
     home = _open_home(settings, found_run, stack)
-    here = met_here(run.run_id, home.directory, stopped=conditions.leaving)
+    here = met_here(run.run_id, home.directory, stopped=leaving)
     if here:
         news.add("joins_here", {"directory": str(here[0]), "peers": len(here)})
         found_run = replace(found_run, seeds=with_own_peers(run.run_id, found_run.seeds))
@@ -152,7 +147,7 @@ def open_parts(plan: Plan, news: News, conditions: Conditions, stack: ExitStack)
             learner=learner,
             agent=agent,
             news=news,
-            leaving=conditions.leaving,
+            leaving=leaving,
         )
     return Parts(
         plan=plan,
@@ -163,7 +158,7 @@ def open_parts(plan: Plan, news: News, conditions: Conditions, stack: ExitStack)
         memory=memory,
         agent=agent,
         learner=learner,
-        feed=_feed(run, home, news, conditions),
+        feed=_feed(run, home, news, over=lambda: over() or leaving()),
         rates=Rates(run),
         inner=_inner_saves(plan, run, home, news),
         pacer=Pacer(pace_s=settings.pace_s, device=next(iter(parameters.values())).device),
@@ -186,12 +181,12 @@ def _agent(
     )
 
 
-def _feed(run: RunFile, home: _Home, news: News, conditions: Conditions) -> Feed:
+def _feed(run: RunFile, home: _Home, news: News, *, over: Asked) -> Feed:
     return Feed(
         run,
         home.peer_id,
         data_dir=home.data_directory,
-        over=lambda: conditions.over() or conditions.leaving(),
+        over=over,
         fetching=partial(_tell_fetching, news),
     )
 
@@ -305,7 +300,7 @@ def _end_agent(agent: AgentProcess) -> None:
     agent.join(END_AGENT_WITHIN_S)
 
 
-def arrive(parts: Parts, news: News, conditions: Conditions) -> None:
+def arrive(parts: Parts, news: News, leaving: Asked) -> None:
     """Exchange until every fragment has a version of the run and the run's tokens are known.
 
     Then wait a moment for the link that others join by. Raises ``RunUnreachable``, one of
@@ -322,7 +317,7 @@ def arrive(parts: Parts, news: News, conditions: Conditions) -> None:
         over = news.over
         if over is None:  # otherwise the error says it all
             news.deliver()
-        if conditions.leaving():
+        if leaving():
             raise LeftEarly(run, f"the last that it said: {doing}")
         if over is not None:
             if over.exit_code == 0 and not over.finished:
@@ -338,7 +333,7 @@ def arrive(parts: Parts, news: News, conditions: Conditions) -> None:
             )
         time.sleep(LOOK_EVERY_S)
     deadline = time.monotonic() + LINK_WITHIN_S
-    while not (news.report.status.link or news.over or conditions.leaving()):
+    while not (news.report.status.link or news.over or leaving()):
         parts.learner.exchange()
         if time.monotonic() > deadline:
             return  # it has no address at all, and trains all the same

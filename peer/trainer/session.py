@@ -58,7 +58,7 @@ from peer.trainer.computing.device_facts import LateValue
 from peer.trainer.loop_checks import FirstBatch, Mistake, restart_broken_moments
 from peer.trainer.news import News
 from peer.trainer.pacing import GivenBack
-from peer.trainer.parts import Conditions, Parts, arrive, open_parts
+from peer.trainer.parts import Parts, arrive, open_parts
 from peer.trainer.rank import Agreed, Plan, Rank, check_finished, entered, plan_of
 from peer.trainer.settings import JoinSettings, with_public_ports
 from peer.trainer.trials import Trials
@@ -154,12 +154,14 @@ class Run(Rank):
     def _enter(self) -> None:
         plan = self._stage
         assert isinstance(plan, Plan), "a run is entered once"
-        conditions = Conditions(over=lambda: self.over, leaving=self._is_leaving)
+        leaving = self._is_leaving
         try:
-            self._stage = parts = open_parts(plan, self._news, conditions, self._open)
+            self._stage = parts = open_parts(
+                plan, self._news, self._open, over=lambda: self.over, leaving=leaving
+            )
             if self._reads_ahead:
                 parts.feed.begin_to_open()
-            arrive(parts, self._news, conditions)
+            arrive(parts, self._news, leaving)
             cycle = parts.run_file.outer.steps_per_cycle
             self._merged_at = first_merges(parts.memory.fragments, cycle)
             self._tell_link()
