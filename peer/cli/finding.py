@@ -6,7 +6,6 @@ import itertools
 import time
 from collections.abc import Sequence
 from datetime import UTC, datetime
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -21,6 +20,7 @@ from peer.joining.link import (
     find_run,
     parse_link,
     read_text,
+    run_at,
 )
 from peer.storage.address import with_own_peers
 from peer.storage.home import has_been_there
@@ -39,12 +39,11 @@ def link_in(where: str) -> Link | None:
 
 def find(where: str) -> FoundRun:
     """The run behind an argument. Raises what ``find_run`` raises."""
-    from peer.joining.link import ask_peers
 
     def tell(reason: str) -> None:
         complain(f"no run file yet (Ctrl-C to stop): {reason}")
 
-    return find_run(where, ask_peers=partial(ask_peers, tell=tell))
+    return find_run(where, tell)
 
 
 def find_known_run(where: str, directory: Path | None = None) -> FoundRun:
@@ -116,10 +115,13 @@ def seen_by_peers(link: Link, *, timeout_s: float) -> RunStatus:
     return run_unless_stopped(visit_run())
 
 
-def no_peers(link: object) -> bytes:
-    raise typer.BadParameter(
-        "a run is started from a file; to join an existing run: shoal join LINK"
-    )
+def run_to_start(where: str) -> FoundRun:
+    """The run of a file or an address, which has yet to begin. Raises what ``run_at`` raises."""
+    if link_in(where) is not None:
+        raise typer.BadParameter(
+            "a run is started from a file; to join an existing run: shoal join LINK"
+        )
+    return run_at(where)
 
 
 def check_new(found: FoundRun, source: str) -> None:

@@ -14,7 +14,7 @@ import typer
 from typer import Argument, Option
 
 from peer.cli.application import Json, complain, json_text, report_if_slow, show, usage_errors
-from peer.cli.finding import check_new, no_peers
+from peer.cli.finding import check_new, run_to_start
 from peer.errors import DataUnavailable, Fault, NotWritten, RunFileError, RunFileUnreadable
 from peer.installed import extra
 from peer.run_file.contradictions import remarks
@@ -198,10 +198,9 @@ def run_check(
     Example: shoal run check my.run.toml
     """
     from peer.data.sources import read_once
-    from peer.joining.link import find_run
 
     try:
-        found_run = find_run(str(file), ask_peers=no_peers)
+        found_run = run_to_start(str(file))
         check_new(found_run, str(file))
     except (RunFileError, RunFileUnreadable) as error:
         faults_found = (

@@ -31,7 +31,7 @@ from peer.cli.finding import (
     check_somebody_to_ask,
     find_patiently,
     link_in,
-    no_peers,
+    run_to_start,
     seen_by_peers,
 )
 from peer.cli.learner_options import Options, check_answerable, trains
@@ -73,12 +73,11 @@ def start(file: str, options: Options) -> int:
 
     Example: shoal start my.run.toml
     """
-    from peer.joining.link import find_run
     from peer.storage.earlier import told_if_edited
 
     for owning in extras("orders.owning"):
         owning.sign_if_owner_is_missing(Path(file))
-    found = find_run(file, ask_peers=no_peers)
+    found = run_to_start(file)
     check_answerable(options.yes)
     _check_machine(options)
     if found.run.policy.admission == "invited":

@@ -49,9 +49,6 @@ NOBODY_YET = "no seed of the link has answered yet"
 
 _RUN_ID = re.compile(r"[0-9a-f]{64}")
 
-AskPeers = Callable[["Link"], bytes]
-"""Fetches the canonical run file of a link from peers. Raises ``RunNotFound``."""
-
 
 @dataclass(frozen=True, slots=True)
 class Link:
@@ -182,26 +179,27 @@ def tell_link(link: str, run: RunFile, event: Callable[[str, dict[str, Any]], No
         event("link_limited", {"text": limit})
 
 
-def find_run(
-    where: str,
-    *,
-    ask_peers: AskPeers,
-    timeout_s: float = 30.0,
-    tls: ssl.SSLContext | None = None,
-) -> FoundRun:
+def find_run(where: str, tell: Callable[[str], None] = lambda reason: None) -> FoundRun:
     """The run of a local file, an ``https`` address or a link.
 
-    Blocks for about ``timeout_s`` at most, or for a link as long as ``ask_peers`` does. Raises
-    ``RunNotFound``, ``RunFileError`` or ``LinkError``. ``tls`` is for tests and private
+    ``tell`` is that of ``ask_peers``, which blocks as long as it takes. Raises what ``run_at``
+    raises.
+    """
+    if not where.strip().lower().startswith(SCHEME):
+        return run_at(where)
+    link = parse_link(where)
+    # The private half of an invite stays here: a link is passed to another process.
+    run = from_canonical(ask_peers(replace(link, invite=None), tell), link.run_id)
+    return FoundRun(run, link.seeds, invite=link.invite, by_link=True)
+
+
+def run_at(where: str, *, timeout_s: float = 30.0, tls: ssl.SSLContext | None = None) -> FoundRun:
+    """The run of a local file or an ``https`` address. Blocks for about ``timeout_s`` at most.
+
+    Raises ``RunNotFound``, ``RunFileError`` or ``LinkError``. ``tls`` is for tests and private
     certificate authorities.
     """
     scheme = where.strip().partition("://")[0].lower()
-    if where.strip().lower().startswith(SCHEME):
-        link = parse_link(where)
-        # The private half of an invite stays here: a link may be passed to another process.
-        data = ask_peers(replace(link, invite=None))
-        run = from_canonical(data, link.run_id)
-        return FoundRun(run, link.seeds, invite=link.invite, by_link=True)
     if scheme in ("http", "https") and "://" in where:
         data = download(where.strip(), timeout_s=timeout_s, tls=tls)
         return _found(_text(data, where.strip(), RunNotFound), where.strip())
@@ -287,7 +285,7 @@ FETCH_TIMEOUT_S = 120.0
 
 def read_run(where: str) -> RunFile:
     """The run of a file, an ``https`` address or a ``shoal://`` link."""
-    return find_run(where, ask_peers=ask_peers).run
+    return find_run(where).run
 
 
 def ask_peers(link: Link, tell: Callable[[str], None] = lambda reason: None) -> bytes:

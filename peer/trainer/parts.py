@@ -27,7 +27,7 @@ from peer.data.feed import Feed
 from peer.description import tensors_of
 from peer.errors import LeftEarly, RunUnreachable, explained, remade
 from peer.events.names import printable
-from peer.joining.link import FoundRun, ask_peers, find_run
+from peer.joining.link import FoundRun, find_run
 from peer.run_file.schedule import Rates
 from peer.run_file.sections import RunFile
 from peer.storage.address import LOOKS_FIRST_S, met_here, with_own_peers
@@ -217,7 +217,7 @@ def _find(where: str | Path | RunFile, settings: JoinSettings) -> FoundRun:
     def tell(reason: str) -> None:
         _say_meanwhile(settings, f"no run file yet: {reason}")
 
-    return find_run(str(where), ask_peers=partial(ask_peers, tell=tell))
+    return find_run(str(where), tell)
 
 
 def _say_meanwhile(settings: JoinSettings, text: str) -> None:

@@ -29,10 +29,9 @@ from typer import Argument, Option
 
 from examples.paper.typed import seconds
 from peer.cli.application import Json, json_text, usage_errors
-from peer.cli.finding import no_peers
 from peer.demo.processes import Output, kill_tree, spawn
 from peer.errors import PeerError, Unusable
-from peer.joining.link import find_run
+from peer.joining.link import run_at
 from peer.run_file.presets import preset
 from peer.run_file.reading import from_canonical
 from peer.run_file.sections import (
@@ -354,7 +353,7 @@ def main(
         if file is not None:
             if size is not None:
                 raise ValueError("pass a run or --size, not both")
-            run = find_run(str(file), ask_peers=no_peers).run
+            run = run_at(str(file)).run
         else:
             run = small_run() if size is None else run_of_size(size)
         bench = TrainingBench(

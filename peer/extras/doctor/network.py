@@ -54,7 +54,7 @@ class TargetError(PeerError):
 
 def plan_of(targets: Sequence[str], *, port: int, data_directory: pathlib.Path) -> Plan:
     """The plan for some targets. Raises ``TargetError`` and what ``find_run`` raises."""
-    from peer.joining.link import find_run, parse_link
+    from peer.joining.link import parse_link, run_at
 
     if not 0 <= port < 65536:
         raise TargetError(f"--port {port}", "ports go from 1 to 65535; 0 means any")
@@ -65,7 +65,7 @@ def plan_of(targets: Sequence[str], *, port: int, data_directory: pathlib.Path) 
             link = parse_link(target)
             run, found = link.run_id, link.seeds
         elif target.lower().startswith("https://") or pathlib.Path(target).is_file():
-            there = find_run(target, ask_peers=_nobody)
+            there = run_at(target)
             run, found = there.run.run_id, there.seeds
         else:
             found = (_seed(target),)
@@ -91,10 +91,6 @@ def _seed(text: str) -> Multiaddr:
             "as `shoal bootstrap` prints it",
         )
     return address
-
-
-def _nobody(link: object) -> bytes:
-    raise AssertionError("a file or https address was given, which needs no peers")
 
 
 CLOCK_WISHED_S = 2.0

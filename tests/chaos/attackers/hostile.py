@@ -13,7 +13,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from peer.joining.link import ask_peers, find_run
+from peer.joining.link import find_run
 from peer.trainer.loop import Stop, TrainerSettings, train
 from peer.trainer.settings import JoinSettings
 from peer.views.watch import JsonReporter
@@ -34,7 +34,7 @@ def main(arguments: Sequence[str]) -> int:
     agent = ["tests.chaos.attackers.hostile_agent"]
     if given.orders is not None:
         agent = ["tests.chaos.attackers.lying_agent", given.orders]
-    found = find_run(given.link, ask_peers=ask_peers)
+    found = find_run(given.link)
     own = JoinSettings(
         directory=directory,
         name=given.name,

@@ -14,7 +14,7 @@ from multiaddr import Multiaddr
 
 from dht.identity import Identity
 from peer.errors import LinkError, RunFileError, RunFileUnreadable, RunNotFound
-from peer.joining.link import Link, find_run, is_news, only_from, parse_link, short_link
+from peer.joining.link import Link, find_run, is_news, only_from, parse_link, run_at, short_link
 from peer.run_file.reading import TEXT_MAX_BYTES, parse
 from peer.run_file.sections import RunFile
 from peer.run_file.writing import to_toml
@@ -24,10 +24,6 @@ RUN = RunFile(name="a-run")
 PEER = Identity.from_seed(bytes(32)).peer_id
 SEED = f"/dns4/seed.example.org/tcp/7700/p2p/{PEER}"
 OTHER = f"/ip6/2001:db8::1/tcp/7701/p2p/{PEER}"
-
-
-def nobody(link: Link) -> bytes:
-    raise AssertionError(f"peers must not be asked for {link}")
 
 
 def test_a_link_survives_being_written_and_read() -> None:
@@ -148,29 +144,32 @@ def test_a_link_that_is_too_long_is_refused_in_a_short_sentence(text: str, reaso
 def test_a_run_is_found_in_a_file_with_its_seeds(tmp_path: Path) -> None:
     path = tmp_path / "run.toml"
     path.write_text(f'seeds = ["{SEED}"]\n' + to_toml(RUN).replace("seeds = []", ""))
-    found = find_run(str(path), ask_peers=nobody)
+    found = run_at(str(path))
     assert found.run.run_id == parse(to_toml(RUN)).run_id
     assert [str(seed) for seed in found.seeds] == [SEED]
     assert found.folder == tmp_path
 
 
-def test_a_run_from_peers_is_accepted_if_its_id_fits() -> None:
+def test_a_run_from_peers_is_accepted_if_its_id_fits(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []
 
-    def ask(link: Link) -> bytes:
+    def ask(link: Link, tell: object) -> bytes:
         asked.append(link)
         return RUN.canonical()
 
-    found = find_run(f"shoal://{RUN.run_id}?seed={SEED}", ask_peers=ask)
+    monkeypatch.setattr("peer.joining.link.ask_peers", ask)
+    found = find_run(f"shoal://{RUN.run_id}?seed={SEED}")
     assert found.run == RUN
     assert found.folder is None  # what strangers wrote names no files from anywhere here
     assert asked == [parse_link(f"shoal://{RUN.run_id}?seed={SEED}")]
     assert [str(seed) for seed in found.seeds] == [SEED]
 
 
-def test_a_run_from_peers_with_another_id_is_refused() -> None:
+def test_a_run_from_peers_with_another_id_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    other = RunFile().canonical()
+    monkeypatch.setattr("peer.joining.link.ask_peers", lambda link, tell: other)
     with pytest.raises(RunFileError, match="the id asked for is"):
-        find_run(f"shoal://{RUN.run_id}", ask_peers=lambda _: RunFile().canonical())
+        find_run(f"shoal://{RUN.run_id}")
 
 
 @pytest.mark.parametrize(
@@ -187,7 +186,7 @@ def test_a_file_that_cannot_be_a_run_file_is_refused_with_the_reason(
     if content is not None:
         (tmp_path / name).write_bytes(content)
     with pytest.raises(RunFileUnreadable, match=reason):  # code 2, bad usage
-        find_run(str(tmp_path / name), ask_peers=nobody)
+        run_at(str(tmp_path / name))
 
 
 @pytest.mark.parametrize(
@@ -203,18 +202,18 @@ def test_a_text_that_was_meant_as_a_link_is_not_looked_for_in_files(
 ) -> None:
     """It was: no run file at shaol:/...: No such file or directory."""
     with pytest.raises(LinkError, match=f"is not a run link: {problem}"):
-        find_run(text, ask_peers=nobody)
+        run_at(text)
 
 
 def test_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     with pytest.raises(RunFileUnreadable, match="it is a pipe, which may never end"):
-        find_run(str(tmp_path / "pipe"), ask_peers=nobody)
+        run_at(str(tmp_path / "pipe"))
 
 
 def test_an_endless_file_is_not_read_to_its_end() -> None:
     with pytest.raises(RunNotFound, match="longer than 65536 bytes"):
-        find_run("/dev/zero", ask_peers=nobody)
+        run_at("/dev/zero")
 
 
 # --- a real server with a real certificate -----------------------------------------------------
@@ -261,13 +260,13 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, ssl.
 
 def test_a_run_is_found_at_an_https_address(server: tuple[str, ssl.SSLContext]) -> None:
     url, tls = server
-    found = find_run(f"{url}/run.toml", ask_peers=nobody, tls=tls, timeout_s=60)
+    found = run_at(f"{url}/run.toml", tls=tls, timeout_s=60)
     assert found.run == RUN
 
 
 def test_a_redirect_within_https_is_followed(server: tuple[str, ssl.SSLContext]) -> None:
     url, tls = server
-    found = find_run(f"{url}/to/{url}/run.toml", ask_peers=nobody, tls=tls, timeout_s=60)
+    found = run_at(f"{url}/to/{url}/run.toml", tls=tls, timeout_s=60)
     assert found.run == RUN
 
 
@@ -282,34 +281,34 @@ def test_failures_of_an_https_address_are_reported(server: tuple[str, ssl.SSLCon
         ("/to/file:///etc/passwd", "Redirection to url 'file:///etc/passwd' is not allowed"),
     ]:
         with pytest.raises(RunNotFound, match=reason):
-            find_run(url + path, ask_peers=nobody, tls=tls, timeout_s=60)
+            run_at(url + path, tls=tls, timeout_s=60)
 
 
 def test_a_slow_server_is_given_up_at_the_deadline(
     server: tuple[str, ssl.SSLContext],
 ) -> None:
     with pytest.raises(RunNotFound, match=r"not complete after 1 s"):
-        find_run(f"{server[0]}/slow", ask_peers=nobody, tls=server[1], timeout_s=1)
+        run_at(f"{server[0]}/slow", tls=server[1], timeout_s=1)
 
 
 def test_a_server_without_a_trusted_certificate_is_refused(
     server: tuple[str, ssl.SSLContext],
 ) -> None:
     with pytest.raises(RunNotFound, match="certificate"):
-        find_run(f"{server[0]}/run.toml", ask_peers=nobody, timeout_s=60)
+        run_at(f"{server[0]}/run.toml", timeout_s=60)
 
 
 def test_an_unreachable_server_is_reported() -> None:
     with pytest.raises(RunNotFound, match="refused"):
-        find_run("https://127.0.0.1:9/run.toml", ask_peers=nobody, timeout_s=60)
+        run_at("https://127.0.0.1:9/run.toml", timeout_s=60)
 
 
 def test_a_host_without_an_address_is_reported_in_words() -> None:
     told = r"example\.invalid/run\.toml: the name of the host is not known .*check the address"
     with pytest.raises(RunNotFound, match=told):
-        find_run("https://example.invalid/run.toml", ask_peers=nobody, timeout_s=60)
+        run_at("https://example.invalid/run.toml", timeout_s=60)
 
 
 def test_plain_http_is_refused() -> None:
     with pytest.raises(RunNotFound, match="use https"):
-        find_run("http://127.0.0.1:9/run.toml", ask_peers=nobody)
+        run_at("http://127.0.0.1:9/run.toml")

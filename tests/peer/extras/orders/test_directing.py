@@ -14,11 +14,10 @@ from dht.membership.credentials import Signer
 from dht.membership.orders import NONE, End, Orders
 from peer import cli
 from peer.calls import Kept
-from peer.cli.finding import no_peers
 from peer.extras.orders.directing import chosen, nothing_to_attest, version_of
 from peer.extras.orders.directives import Before, Delivered
 from peer.extras.orders.owning import banned
-from peer.joining.link import find_run
+from peer.joining.link import run_at
 from peer.joining.visit import RunStatus, Silent
 from peer.run_file.reading import parse
 from tests.peer.run_file.whole import whole
@@ -167,7 +166,7 @@ def test_no_version_is_guessed_where_no_peer_tells_its_own(file: Path) -> None:
     """Counted from 0, `end --at +10` would end a run at once."""
     silent = {PeerId("anna"): Silent("anna", "learner", None, "the run admits invited peers only")}
     seen = RunStatus(parse(OPEN).run_id, (), silent)
-    before = Before(find_run(str(file), ask_peers=no_peers), frozenset(), NONE, 1, seen, {})
+    before = Before(run_at(str(file)), frozenset(), NONE, 1, seen, {})
     with pytest.raises(ValueError, match=r"no peer tells .*the run admits invited peers only"):
         version_of("+10", before.newest)
 
@@ -177,7 +176,7 @@ def test_the_owner_is_not_banned(
 ) -> None:
     """No peer heeds such a ban: the command said that all had taken it."""
     said(capsys, "run", "sign", str(file))
-    found = find_run(str(file), ask_peers=no_peers)
+    found = run_at(str(file))
     other, owner = Identity.generate(), Identity.load(home / "owner.key")
     seen = RunStatus(found.run.run_id, (), {})
     before = Before(found, frozenset([b"one"]), NONE, 1, seen, {})

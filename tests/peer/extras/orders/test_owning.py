@@ -223,18 +223,19 @@ def test_a_peer_is_banned_by_its_name_or_by_the_end_of_its_id() -> None:
 
 
 def test_the_private_half_of_an_invite_does_not_leave_for_the_search(
-    file: Path, capsys: pytest.CaptureFixture[str]
+    file: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     said(capsys, "run", "sign", str(file))
     run = parse(file.read_text())
     link = told(capsys, "invite", str(file))["link"]
     asked: list[Link] = []
 
-    def ask(wanted: Link) -> bytes:
+    def ask(wanted: Link, tell: object) -> bytes:
         asked.append(wanted)
         return run.canonical()
 
-    found = find_run(link, ask_peers=ask)
+    monkeypatch.setattr("peer.joining.link.ask_peers", ask)
+    found = find_run(link)
     assert found.invite is not None
     assert asked[0].invite is None
 
