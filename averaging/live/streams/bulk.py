@@ -122,13 +122,9 @@ class TransportSettings:
     """A link on which nothing was heard for so long is broken; three heartbeats and a bit."""
     idle_max_s: float = 120.0
     """A link opened by this peer that is unused for so long is closed, unless it is kept."""
-    streams_max: int = 4
-    """Links opened by both sides at the same moment coexist; more than this is abuse."""
     received_per_s: float = 500.0
     received_burst: float = 1000.0
     """A peer that sends faster is read more slowly. It delays only itself."""
-    bulk_streams_max: int = 16
-    """Bulk streams that one peer may have open towards me."""
     piece_bytes: int = 512 << 10
     stall_max_s: float = 20.0
     """A bulk stream on which no piece moved for so long is broken."""

@@ -33,7 +33,7 @@ from averaging.rules.line_speed import paired
 from dht.errors import HostClosed, PeerUnreachable, StreamBroken
 from dht.host import Messaging, Stream
 from dht.identity import PeerId, RunId
-from dht.limits import Place, Places, Rate
+from dht.limits import Rate
 from dht.wrapped_host import REASON_MAX_BYTES, REFUSED
 
 logger = logging.getLogger(__name__)
@@ -47,9 +47,6 @@ MESSAGE_MAX_BYTES = 64 << 10
 OPEN_TIMEOUT_S = 10.0
 LINKS_MAX = 512
 """Peers with a link, in all. The longest unused one gives way, established peers last."""
-
-BULK_PLACES_MAX = 256
-"""Bulk streams open towards this peer, in all. Then an established peer takes another's place."""
 
 
 def control_protocol(run: RunId) -> str:
@@ -121,7 +118,7 @@ class Transport:
         prefers: Callable[[PeerId], bool] = lambda peer: False,
         uplink: Uplink | None = None,
     ) -> None:
-        """``prefers``: whether this peer keeps its links and streams when there are too many.
+        """``prefers``: whether this peer keeps its link when there are too many.
 
         ``uplink``: the order of what bulk streams send.
         """
@@ -136,10 +133,6 @@ class Transport:
         self._links: dict[PeerId, _Link] = {}
         self._kept: frozenset[PeerId] = frozenset()
         self._prefers = prefers
-        # A stream that waits for a seal is idle for long, so none is too slow to keep its place.
-        self._bulk_open = Places[Place[PeerId]](
-            BULK_PLACES_MAX, self.settings.bulk_streams_max, prefers=prefers
-        )
         self._received = Rate[PeerId](
             self.settings.received_per_s, self.settings.received_burst, debt=math.inf
         )
@@ -291,8 +284,6 @@ class Transport:
         # after a change of its address. To wait for its silence would lose what is said meanwhile.
         for earlier in [held for held in link.streams if not held.opened_by_me]:
             earlier.stream.abort()
-        if len(link.streams) >= self.settings.streams_max:
-            return
         held = _LinkStream(stream, False, self._now, said_at=self._now)
         await self._in_group(self._hold(link, held))
 
@@ -451,11 +442,6 @@ class Transport:
     async def _receive_bulk(self, stream: Stream) -> None:
         peer = stream.remote
         bulk = self._over(stream)
-        place = Place(peer, stream.abort)
-        if not self._bulk_open.take(place):
-            most = f"{self.settings.bulk_streams_max} of yours, {BULK_PLACES_MAX} in all"
-            await bulk.refuse(f"too many bulk streams at once: at most {most}")
-            return
         try:
             if stream.relayed:
                 await bulk.refuse(RELAYED)
@@ -470,7 +456,6 @@ class Transport:
             logger.debug("bulk_broken peer=%s reason=%s", peer, error)
         finally:
             stream.abort()
-            self._bulk_open.leave(place)
 
 
 async def _raise(error: Exception) -> None:

@@ -318,33 +318,6 @@ async def test_an_answer_that_is_not_acknowledged_by_the_deadline_is_not_refused
         await host.close()
 
 
-async def test_one_peer_cannot_open_bulk_streams_without_limit() -> None:
-    async def wait(bulk: Bulk, header: bytes) -> None:
-        await asyncio.sleep(5.0)
-        await bulk.grant()
-        await bulk.finish()
-
-    network = MemoryNetwork()
-    hosts = network.host("anna"), network.host("boris")
-    await introduce(*hosts)
-    settings = TransportSettings(bulk_streams_max=2)
-    async with linked(*hosts, bulk=wait, settings=settings) as (anna, boris):
-        opened = [await anna.transport.open_bulk(boris.peer, b"") for _ in range(3)]
-        outcomes = []
-        for bulk in opened:
-            try:
-                await bulk.granted(timeout_s=10.0)
-                await bulk.finished()
-                outcomes.append("granted")
-            except BulkRefused as error:
-                outcomes.append(error.reason)
-            bulk.abort()
-        assert outcomes[:2] == ["granted", "granted"]
-        assert "at most 2 of yours, 256 in all" in outcomes[2]
-    for host in hosts:
-        await host.close()
-
-
 async def test_bulk_to_nobody_says_so() -> None:
     network = MemoryNetwork()
     host, stranger = network.host("anna"), network.host("boris")
