@@ -356,14 +356,19 @@ class _Fetch:
         return False
 
     def _blame(self, fetched: Manifest) -> None:
-        """Name the sources that are outvoted about the lineage of a state that was fetched.
+        """Name the sources with the lineage of a state that was fetched, and other bits: by a bug,
+        bad hardware or a lie. Those that are outvoted are struck.
 
         A state that cannot be had accuses nobody.
         """
         right, votes = fetched.identity(), self._votes(fetched)
         for peer, manifest in sorted(self._manifests.items()):
-            differs = manifest.lineage == fetched.lineage and self._identities[peer] != right
-            if differs and is_outvoted(self._votes(manifest), by=votes):
+            if manifest.lineage != fetched.lineage or self._identities[peer] == right:
+                continue
+            self._fetcher.counters["digests_disagree"] += 1
+            told = self._fragment, fetched.version, peer
+            logger.warning("digests_disagree fragment=%d version=%d peer=%s", *told)
+            if is_outvoted(self._votes(manifest), by=votes):
                 self._fetcher.on_wrong_bits(peer, self._fragment, "it serves other bits than most")
 
     async def _ask_all(self, asked: Sequence[PeerId]) -> None:
@@ -410,20 +415,9 @@ class _Fetch:
         for identity, known in camps.items():
             if identity == best:
                 continue
-            manifest = next(iter(known))
-            for peer in sorted(self._holders(identity)):
-                if manifest.lineage == chosen.lineage:
-                    # Equal history and different bits: a bug, bad hardware, or a liar.
-                    self._fetcher.counters["digests_disagree"] += 1
-                    reasons[peer] = "same lineage as the majority, other bits"
-                    logger.warning(
-                        "digests_disagree fragment=%d version=%d peer=%s",
-                        self._fragment,
-                        chosen.version,
-                        peer,
-                    )
-                else:
-                    reasons[peer] = f"it has version {manifest.version}, most have another"
+            version = next(iter(known)).version
+            for peer in self._holders(identity):
+                reasons[peer] = f"it has version {version}, most have another state"
         return chosen
 
     # One source
