@@ -262,21 +262,21 @@ class ServedStream(Stream, Protocol):
         ...
 
 
+STREAMS_MAX = 1024
+STREAMS_PER_PEER_MAX = 64
+"""Streams that other peers may have open with a host at once, in all and each."""
+
+
 class Served:
     """What a host serves other peers: calls and streams, within limits of size, time and number."""
 
     def __init__(
-        self,
-        tasks: Tasks,
-        *,
-        streams_max: int = 1024,
-        streams_per_peer_max: int = 64,
-        prefers: Callable[[PeerId], object] = lambda peer: False,
+        self, tasks: Tasks, *, prefers: Callable[[PeerId], object] = lambda peer: False
     ) -> None:
         """``prefers``: peers whose streams go before those of others when there are too many."""
         self.calls: dict[str, tuple[CallHandler, int]] = {}
         self.streams: dict[str, StreamHandler] = {}
-        self.open = Places[Place[PeerId]](streams_max, streams_per_peer_max, prefers=prefers)
+        self.open = Places[Place[PeerId]](STREAMS_MAX, STREAMS_PER_PEER_MAX, prefers=prefers)
         """Streams that other peers have opened."""
         self._tasks = tasks
 

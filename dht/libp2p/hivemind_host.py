@@ -106,14 +106,10 @@ class HostSettings:
     """Relays at which this host has places while others cannot dial it, each ending in /p2p/PEER.
     Other relays are not searched for."""
 
-    is_hidden: bool = False
-    """Nobody can dial it, as is known from the start: it has places at its relays at once."""
-
     serve_directory: bool = True
-    """Store records for other peers. Not useful at a peer that can only dial out."""
+    """Store records for other peers. One that does not can only dial out, as is known from the
+    start: it has places at its relays at once."""
 
-    streams_per_peer_max: int = 64
-    streams_max: int = 1024
     watch_period_s: float = 2.0
     """Interval of checks of the daemon's connections and of the routing table."""
 
@@ -154,12 +150,7 @@ class HivemindHost:
         self._closing: asyncio.Future[None] | None = None
         self.directory = HivemindDirectory(identity.peer_id, keeper)
         self._tasks = Tasks()
-        self._served = Served(
-            self._tasks,
-            streams_max=settings.streams_max,
-            streams_per_peer_max=settings.streams_per_peer_max,
-            prefers=lambda peer: self.prefers(peer),  # noqa: PLW0108  # it is set later
-        )
+        self.served = Served(self._tasks, prefers=lambda peer: self.prefers(peer))  # noqa: PLW0108  # it is set later
         self._supervisor: asyncio.Task[None] | None = None
         self._unanswered = BoundedMapping[PeerId, None]("unanswered", UNANSWERED_MAX, worth=by_age)
         """Peers whose last request failed: they are dialled when they listen, and by ``connect``
@@ -170,7 +161,7 @@ class HivemindHost:
             connect=partial(self.connect, timeout_s=DAEMON_TIMEOUT_S),
             ask=self._ask_for_place,
         )
-        self._places.want(settings.is_hidden)
+        self._places.want(not settings.serve_directory)
         self._role_lock = asyncio.Lock()
         self.lane: Lane | None = None
         """The direct lane; ``None`` if the settings have none."""
@@ -230,10 +221,6 @@ class HivemindHost:
             return None
         return self._daemon.pid
 
-    @property
-    def inbound_streams(self) -> int:
-        return len(self._served.open)
-
     def wall_time(self) -> float:
         return time.time()
 
@@ -253,7 +240,7 @@ class HivemindHost:
         finally:
             # The daemon has read it: no key is left behind if we are killed.
             key_file.unlink(missing_ok=True)
-        calls, streams = list(self._served.calls), list(self._served.streams)
+        calls, streams = list(self.served.calls), list(self.served.streams)
         self._daemon = daemon  # whatever is served from now on is told to it at once
         try:
             if daemon.peer_id.to_base58() != self.peer_id:
@@ -525,8 +512,8 @@ class HivemindHost:
     async def serve_calls(
         self, protocol: str, handler: CallHandler, *, request_max_bytes: int
     ) -> None:
-        self._served.check_unserved(protocol)
-        self._served.serve_calls(protocol, handler, request_max_bytes=request_max_bytes)
+        self.served.check_unserved(protocol)
+        self.served.serve_calls(protocol, handler, request_max_bytes=request_max_bytes)
         await self._register(lambda daemon: self._register_calls(daemon, protocol))
 
     async def _register(self, serve: Callable[[Daemon], Awaitable[None]]) -> None:
@@ -544,7 +531,7 @@ class HivemindHost:
     async def _register_calls(self, daemon: Daemon, protocol: str) -> None:
         async def answer(request: bytes, peer: PeerID) -> bytes:
             try:
-                return await self._served.answer(PeerId(peer.to_base58()), protocol, request)
+                return await self.served.answer(PeerId(peer.to_base58()), protocol, request)
             except ValueError as error:
                 raise RefusedByHandler(str(error)) from error
 
@@ -572,8 +559,8 @@ class HivemindHost:
     # --- streams ---------------------------------------------------------------------------
 
     async def serve_streams(self, protocol: str, handler: StreamHandler) -> None:
-        self._served.check_unserved(protocol)
-        self._served.streams[protocol] = handler
+        self.served.check_unserved(protocol)
+        self.served.streams[protocol] = handler
         await self._register(lambda daemon: daemon.serve_streams(protocol))
 
     def _accept(self, stream: FrameStream, message: bytes) -> None:
@@ -585,7 +572,7 @@ class HivemindHost:
 
     def _serve(self, stream: FrameStream, protocol: str) -> str | None:
         """Start the handler of an incoming stream, or return the reason of a refusal."""
-        reason = NOT_SERVED if self._closed else self._served.accept(stream, protocol)
+        reason = NOT_SERVED if self._closed else self.served.accept(stream, protocol)
         if reason is not None:
             self.refused_streams += 1
             peer = stream.remote

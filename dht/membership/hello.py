@@ -76,12 +76,9 @@ class Hello(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     passed: PassedRecords = ()
 
 
-class HelloReply(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
+class HelloReply(Hello, frozen=True, array_like=True, kw_only=True):
     """The answer to a hello, with the same content about the answering peer."""
 
-    run: RunText
-    record: SealedPeerRecord = b""
-    passed: PassedRecords = ()
     yours: SealedPeerRecord = b""
     """A newer record of the caller than the one it sent: its clock was set back since."""
 

@@ -110,7 +110,7 @@ class Pair:
 def dial_out_only(*, relays: tuple[Multiaddr, ...] = ()) -> HostSettings:
     """A host that can be dialled only through these relays."""
     daemon = replace(LOOPBACK.daemon, listen=())
-    return replace(LOOPBACK, daemon=daemon, relays=relays, is_hidden=True, serve_directory=False)
+    return replace(LOOPBACK, daemon=daemon, relays=relays, serve_directory=False)
 
 
 async def until(condition: Callable[[], bool], *, timeout_s: float = WAIT_S) -> float:

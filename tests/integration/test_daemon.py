@@ -224,8 +224,8 @@ def test_inbound_streams_of_one_peer_are_limited() -> None:
             await stream.send(b"in", timeout_s=WAIT_S)
             await held.wait()
 
-        strict = HostSettings(daemon=LOOPBACK.daemon, streams_per_peer_max=3, streams_max=4)
-        async with hosts(strict, 2) as (server, first, second):
+        async with hosts(3) as (server, first, second):
+            server.served.open.in_all, server.served.open.of_each = 4, 3
             await server.serve_streams("/test/hold", hold)
 
             async def try_once(client: HivemindHost) -> bool:
@@ -240,7 +240,7 @@ def test_inbound_streams_of_one_peer_are_limited() -> None:
             streams: list[Stream] = []
             assert [await try_once(first) for _ in range(4)] == [True, True, True, False]
             assert await try_once(second)
-            assert server.inbound_streams == 4
+            assert len(server.served.open) == 4
             assert await try_once(second), "the oldest of the peer with the most made room"
             with pytest.raises(StreamBroken):
                 await streams[0].receive(timeout_s=WAIT_S)
@@ -248,7 +248,7 @@ def test_inbound_streams_of_one_peer_are_limited() -> None:
             assert server.refused_streams == 3
             server.prefers = {first.peer_id}.__contains__
             assert await try_once(first), "a peer that is preferred goes before others"
-            assert server.inbound_streams == 4
+            assert len(server.served.open) == 4
             held.set()
 
     run(scenario())
@@ -369,7 +369,7 @@ def test_a_direct_connection_takes_the_place_of_a_relayed_one_which_stays_if_the
             nowhere = Multiaddr("/ip4/127.0.0.1/tcp/9")
             daemon = replace(LOOPBACK.daemon, listen=(listen,), announce=(nowhere,))
             relays = (await relay.addresses())[:1]
-            hidden = replace(LOOPBACK, daemon=daemon, relays=relays, is_hidden=True)
+            hidden = replace(LOOPBACK, daemon=daemon, relays=relays, serve_directory=False)
             async with hosts(hidden, first=5) as (host,):
                 direct = Multiaddr(f"{listen}/p2p/{host.peer_id}")
                 circuit = Multiaddr(f"{relays[0]}/p2p-circuit/p2p/{host.peer_id}")

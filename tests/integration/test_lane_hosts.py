@@ -77,7 +77,7 @@ def test_bulk_streams_use_the_lane_if_possible_and_the_daemon_otherwise() -> Non
 
             assert await bulk(anna, clara) == 0
             assert anna.lane.is_doubted(clara.peer_id)
-            await until(lambda: not anna.inbound_streams, timeout_s=WAIT_S)
+            await until(lambda: not anna.served.open, timeout_s=WAIT_S)
 
     run(scenario())
 

@@ -200,7 +200,6 @@ async def home(number: str, relays: str, *others: str) -> None:
     settings = HostSettings(
         daemon=in_a_home(),
         relays=addresses(relays),
-        is_hidden=True,
         serve_directory=False,
         lane=LaneSettings(),
     )
