@@ -27,9 +27,8 @@ from dht.limits import Rate
 from dht.membership import hello as wire
 from dht.membership.admission import Admission, Taken, banned_names, role_of, told
 from dht.membership.credentials import Refused
-from dht.presence.this_peer import CALL_TIMEOUT_S, ThisPeer
+from dht.presence.this_peer import CALL_TIMEOUT_S, KeptFile, ThisPeer
 from dht.records import Sealed
-from dht.whole_files import write_whole
 
 SPREAD_EVERY_S = 10.0
 ASKED_AT_ONCE = 32
@@ -48,6 +47,8 @@ the ban may have been lifted while it was away."""
 
 FILE_MAX_BYTES = 64 * 1024
 
+_directives = msgspec.msgpack.Decoder(tuple[bytes, ...])
+
 
 class Door:
     """One peer's admission, asked and kept up to date over its host."""
@@ -64,7 +65,8 @@ class Door:
         self._this = this
         self._budget = budget
         self._connected = connected
-        self._path = this.settings.directives_path
+        path, events = this.settings.directives_path, this.events
+        self._file = KeptFile(path, "the owner's directives", events, max_bytes=FILE_MAX_BYTES)
         self._asking: dict[PeerId, asyncio.Event] = {}
         self._not_before = BoundedMapping[PeerId, float](
             "credentials not asked for", NOT_ASKED_MAX, worth=by_age
@@ -119,18 +121,11 @@ class Door:
         ends_at = self.admission.ends_at(this.id)
         if ends_at is not None and this.profile.is_member:
             self._warn_at = ends_at - min(WARNING_MAX_S, WARNING_SHARE * (ends_at - now))
-        loop = asyncio.get_running_loop()
-        if self._path is not None:
-            try:
-                kept = await loop.run_in_executor(None, self._read_file)
-            except (OSError, ValueError) as error:
-                text = f"the directives kept in {self._path} cannot be read: {error}"
-                this.events.tell("cache_unreadable", text, path=str(self._path))
-            else:
-                self._refused_from = this.now() + ASKS_FIRST_S
-                self.take(kept)
-                if self._own_refusal() is None:
-                    self._refused_from = 0.0
+        if (kept := await self._file.read(_directives.decode)) is not None:
+            self._refused_from = this.now() + ASKS_FIRST_S
+            self.take(kept)
+            if self._own_refusal() is None:
+                self._refused_from = 0.0
         await this.host.serve_calls(
             wire.PAPERS_PROTOCOL, self._answer, request_max_bytes=wire.PAPERS_MAX_BYTES
         )
@@ -144,7 +139,9 @@ class Door:
             self._news.clear()
             self._warn()
             if has_news:
-                await self._save()
+                await self._file.write(
+                    msgspec.msgpack.encode(self.admission.to_pass_on(self._wall()))
+                )
             with contextlib.suppress(HostClosed):  # its daemon is being restarted
                 await self._turn_out()
                 await self._compare(has_news=has_news)
@@ -324,28 +321,6 @@ class Door:
         now = self._wall()
         if reply.digest != self.admission.digest(now):
             await self._call(peer, self.admission.to_pass_on(now))
-
-    # --- the file -------------------------------------------------------------------------------
-
-    def _read_file(self) -> tuple[bytes, ...]:
-        assert self._path is not None
-        try:
-            with self._path.open("rb") as file:
-                data = file.read(FILE_MAX_BYTES)
-        except FileNotFoundError:
-            return ()
-        return msgspec.msgpack.decode(data, type=tuple[bytes, ...])
-
-    async def _save(self) -> None:
-        if self._path is None:
-            return
-        data = msgspec.msgpack.encode(self.admission.to_pass_on(self._wall()))
-        try:
-            loop = asyncio.get_running_loop()
-            await loop.run_in_executor(None, write_whole, self._path, data)
-        except OSError as error:
-            text = f"the directives cannot be kept in {self._path}: {error.strerror or error}"
-            self._this.events.tell("cache_unwritable", text, path=str(self._path))
 
 
 async def exchange_papers(

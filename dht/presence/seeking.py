@@ -1,8 +1,7 @@
 """Dials seeds and the peers met in earlier sessions, whenever too few other peers are connected.
 
 ``dht.membership.seeds`` decides which address to dial and when. The peers met are kept in a file,
-which the next session dials: written at once for the first few peers, then from time to time. A
-file that cannot be read or written is reported and otherwise ignored.
+which the next session dials: written at once for the first few peers, then from time to time.
 """
 
 from __future__ import annotations
@@ -32,9 +31,8 @@ from dht.membership.table import Member, PeerTable
 from dht.presence.dial_back import ReachabilityChecks
 from dht.presence.dialler import Dialler
 from dht.presence.greeting import Greeting
-from dht.presence.this_peer import Events, ThisPeer, pause
+from dht.presence.this_peer import Events, KeptFile, ThisPeer, pause
 from dht.records import SEQUENCE_MAX
-from dht.whole_files import write_whole
 
 CACHE_MAX_BYTES = 256 * 1024
 SAVE_EVERY_S = 60.0
@@ -147,24 +145,15 @@ class KeptPeers:
     """The file of one peer and run; without a path nothing is read or written."""
 
     def __init__(self, path: Path | None, run: RunId | None, *, events: Events) -> None:
-        self._path = path
+        self._file = KeptFile(path, "the peers met", events, max_bytes=CACHE_MAX_BYTES)
         self._run = run
-        self._events = events
         self._due_at = 0.0
         self._kept: frozenset[PeerId] = frozenset()
 
     async def load(self) -> PeerCache | None:
         """Read the file of an earlier session of the same run. Call this before ``save_if_due``."""
-        loop = asyncio.get_running_loop()
-        self._due_at = loop.time() + SAVE_EVERY_S
-        if self._path is None:
-            return None
-        try:
-            cache = await loop.run_in_executor(None, load_cache, self._path)
-        except (OSError, ValueError) as error:
-            text = f"the peers kept in {self._path} cannot be read and are not used: {error}"
-            self._events.tell("cache_unreadable", text, path=str(self._path))
-            return None
+        self._due_at = asyncio.get_running_loop().time() + SAVE_EVERY_S
+        cache = await self._file.read(decode_cache)
         return cache if cache is not None and cache.run == (self._run or "") else None
 
     async def save_if_due(self, table: PeerTable, sequence: int) -> None:
@@ -179,21 +168,14 @@ class KeptPeers:
         await self._save(_met(table), sequence)
 
     async def _save(self, met: list[Member], sequence: int) -> None:
-        loop = asyncio.get_running_loop()
-        self._due_at = loop.time() + SAVE_EVERY_S
+        self._due_at = asyncio.get_running_loop().time() + SAVE_EVERY_S
         self._kept = frozenset(member.peer for member in met)
-        if self._path is None:
-            return
         if not met:
             return  # those kept by an earlier session may yet come back
         met.sort(key=lambda member: (-(member.heard_at or 0.0), member.peer))
         addresses = [with_peer(at, member.peer) for member in met for at in member.addresses]
         cache = PeerCache(self._run or "", sequence, list(map(str, addresses[:CACHED_MAX])))
-        try:
-            await loop.run_in_executor(None, save_cache, self._path, cache)
-        except OSError as error:
-            text = f"the peers met cannot be kept in {self._path}: {error.strerror or error}"
-            self._events.tell("cache_unwritable", text, path=str(self._path))
+        await self._file.write(msgspec.json.format(msgspec.json.encode(cache), indent=1) + b"\n")
 
 
 def _met(table: PeerTable) -> list[Member]:
@@ -205,21 +187,6 @@ def _met(table: PeerTable) -> list[Member]:
     ]
 
 
-def load_cache(path: Path) -> PeerCache | None:
-    """Read the file at ``path``; ``None`` without a file. Raises ``ValueError`` or ``OSError``."""
-    try:
-        with path.open("rb") as file:
-            data = file.read(CACHE_MAX_BYTES + 1)
-    except FileNotFoundError:
-        return None
-    return decode_cache(data)
-
-
 def decode_cache(data: bytes) -> PeerCache:
     """Decode a file's content. Raises ``ValueError``."""
     return decoded(data, _decoder.decode, "a list of known peers", max_bytes=CACHE_MAX_BYTES)
-
-
-def save_cache(path: Path, cache: PeerCache) -> None:
-    """Replace the file as a whole or not at all. Raises ``OSError``."""
-    write_whole(path, msgspec.json.format(msgspec.json.encode(cache), indent=1) + b"\n")

@@ -9,12 +9,14 @@ import math
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 from msgspec.structs import replace
 from multiaddr import Multiaddr
 
 from dht.addresses import pack
+from dht.decoding import decoded
 from dht.errors import DhtError
 from dht.host import Host
 from dht.identity import Identity, PeerId, RunId
@@ -22,6 +24,9 @@ from dht.membership.reachability import Reachability
 from dht.membership.table import Member, MembershipSettings, PeerTable, bucket_key
 from dht.protocol import RELEASE, SPOKEN, Range
 from dht.records import RUN_FILE_MAX_BYTES, SEQUENCE_MAX, PeerRecord, Role, Sealed, seal
+from dht.whole_files import write_whole
+
+T = TypeVar("T")
 
 DIRECTORY_TIMEOUT_S = 8.0
 """Time for one look-up in the directory, or one record stored in it."""
@@ -181,6 +186,49 @@ class ThisPeer:
         next heartbeat."""
         with contextlib.suppress(DhtError):
             await self.host.directory.publish(self.own.key, sealed, timeout_s=DIRECTORY_TIMEOUT_S)
+
+
+class KeptFile:
+    """A small file with which the next session of a peer goes on; without a path nothing is kept.
+
+    One that cannot be read or written is reported and otherwise ignored.
+    """
+
+    def __init__(self, path: Path | None, what: str, events: Events, *, max_bytes: int) -> None:
+        self._path = path
+        self._what = what
+        self._events = events
+        self._max_bytes = max_bytes
+
+    async def read(self, decode: Callable[[bytes], T]) -> T | None:
+        """What ``decode``, which may raise ``ValueError``, makes of the file; ``None`` without."""
+        if (path := self._path) is None:
+            return None
+
+        def content() -> T:
+            with path.open("rb") as file:
+                data = file.read(self._max_bytes)
+            return decoded(data, decode, self._what)
+
+        try:
+            return await asyncio.get_running_loop().run_in_executor(None, content)
+        except FileNotFoundError:
+            return None
+        except (OSError, ValueError) as error:
+            text = f"{self._what} in {path} cannot be read and are not used: {error}"
+            self._events.tell("cache_unreadable", text, path=str(path))
+            return None
+
+    async def write(self, data: bytes) -> None:
+        """Replace the file as a whole or not at all."""
+        if self._path is None:
+            return
+        try:
+            loop = asyncio.get_running_loop()
+            await loop.run_in_executor(None, write_whole, self._path, data)
+        except OSError as error:
+            text = f"{self._what} cannot be kept in {self._path}: {error.strerror or error}"
+            self._events.tell("cache_unwritable", text, path=str(self._path))
 
 
 async def pause(event: asyncio.Event, pause_s: float) -> None:

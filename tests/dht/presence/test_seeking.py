@@ -15,7 +15,9 @@ from multiaddr import Multiaddr
 
 from dht.addresses import parse
 from dht.identity import Identity, PeerId, RunId
-from dht.presence.seeking import CACHE_MAX_BYTES, PeerCache, decode_cache, load_cache, save_cache
+from dht.memory.virtual_loop import run
+from dht.presence.seeking import CACHE_MAX_BYTES, PeerCache, decode_cache
+from dht.presence.this_peer import Events, KeptFile, PresenceEvent
 
 RUN = RunId("5f" * 32)
 
@@ -28,14 +30,28 @@ def at(number: int, port: int = 1) -> Multiaddr:
     return parse(f"/ip4/203.0.113.{number}/tcp/{port}/p2p/{peer(number)}")
 
 
+class Kept:
+    """A file of kept peers, and what is told of it."""
+
+    def __init__(self, path: Path) -> None:
+        self.told: list[PresenceEvent] = []
+        self._file = KeptFile(path, "the peers", Events(self.told.append), max_bytes=1000)
+
+    def save(self, cache: PeerCache) -> None:
+        run(self._file.write(msgspec.json.encode(cache)))
+
+    def load(self) -> PeerCache | None:
+        return run(self._file.read(decode_cache))
+
+
 def test_a_cache_comes_back_from_the_disk(tmp_path: Path) -> None:
     path = tmp_path / "data" / "peers.json"
-    met = [at(1), at(2), at(2, port=2)]
+    kept, met = Kept(path), [at(1), at(2), at(2, port=2)]
     cache = PeerCache(RUN, 17, [str(address) for address in met])
-    save_cache(path, cache)
-    save_cache(path, cache)
+    kept.save(cache)
+    kept.save(cache)
 
-    assert load_cache(path) == cache
+    assert kept.load() == cache
     assert cache.usable() == tuple(met)
     assert [entry.name for entry in path.parent.iterdir()] == ["peers.json"]
 
@@ -45,28 +61,29 @@ def test_addresses_that_lead_to_nobody_or_nowhere_are_left_out() -> None:
     assert cache.usable() == (at(3),)
 
 
-def test_no_file_is_no_error_and_a_damaged_one_a_value_error(tmp_path: Path) -> None:
+def test_no_file_is_no_error_and_a_damaged_one_is_told(tmp_path: Path) -> None:
     path = tmp_path / "peers.json"
-    assert load_cache(path) is None
-    save_cache(path, PeerCache(RUN))
+    kept = Kept(path)
+    assert kept.load() is None and not kept.told
+    kept.save(PeerCache(RUN))
     path.write_bytes(path.read_bytes()[:-4])
-    with pytest.raises(ValueError):
-        load_cache(path)
+    assert kept.load() is None
+    assert [event.name for event in kept.told] == ["cache_unreadable"]
 
 
 def test_a_write_that_fails_leaves_the_old_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path = tmp_path / "peers.json"
-    save_cache(path, PeerCache(RUN, 1))
+    kept = Kept(tmp_path / "peers.json")
+    kept.save(PeerCache(RUN, 1))
 
     def disk_full(descriptor: int) -> None:
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(os, "fsync", disk_full)
-    with pytest.raises(OSError, match="No space"):
-        save_cache(path, PeerCache(RUN, 2))
-    loaded = load_cache(path)
+    kept.save(PeerCache(RUN, 2))
+    assert "No space left on device" in kept.told[0].text
+    loaded = kept.load()
     assert loaded is not None and loaded.sequence == 1
     assert [entry.name for entry in tmp_path.iterdir()] == ["peers.json"]
 
