@@ -610,8 +610,6 @@ class HivemindHost:
             self._settings.lane,
             outside=self._outside,
             serve=self._serve,
-            # A host for all runs does not dial addresses that strangers name.
-            meets=not self._settings.daemon.serve_as_relay,
         )
         lane.start([host for at in listen if (host := address_rules.ip_of(at)) is not None])
         if router is not None:
@@ -621,14 +619,14 @@ class HivemindHost:
             return await lane.offer(peer)
 
         guarded = GuardedHost(self, lambda peer: self.lane_refusal(peer))  # noqa: PLW0108  # set later
-        for serving, protocol, answer, most_bytes in (
-            (guarded, LANE_PROTOCOL, offer, 0),
-            (guarded, PUNCH_PROTOCOL, lane.meet, PUNCH_MAX_BYTES),
-            (guarded, VIA_PROTOCOL, lane.come, CIRCUIT_MAX_BYTES),
-            # The relay has a judge of its own, for both ends of a circuit.
-            (self, CIRCUIT_PROTOCOL, lane.grant, CIRCUIT_MAX_BYTES),
-        ):
-            await serving.serve_calls(protocol, answer, request_max_bytes=most_bytes)
+        await guarded.serve_calls(LANE_PROTOCOL, offer, request_max_bytes=0)
+        # The relay has a judge of its own, for both ends of a circuit.
+        await self.serve_calls(CIRCUIT_PROTOCOL, lane.grant, request_max_bytes=CIRCUIT_MAX_BYTES)
+        if self._settings.daemon.serve_as_relay:
+            return  # a host for all runs does not dial addresses that strangers name
+        meet, come = lane.meetings.meet, lane.meetings.come
+        await guarded.serve_calls(PUNCH_PROTOCOL, meet, request_max_bytes=PUNCH_MAX_BYTES)
+        await guarded.serve_calls(VIA_PROTOCOL, come, request_max_bytes=CIRCUIT_MAX_BYTES)
 
     def _port_mapped(self, port: int | None) -> None:
         self._mapped_port = port

@@ -58,7 +58,7 @@ from dht.libp2p.lane.connection import (
     ticket_of,
 )
 from dht.libp2p.lane.meetings import Meetings
-from dht.libp2p.lane.observers import Observers, Outside, RouterView
+from dht.libp2p.lane.observers import Observers, Outside
 from dht.libp2p.lane.pacing import Pace, Pacer
 from dht.libp2p.lane.port_mapping import keep_mapped
 from dht.libp2p.lane.relaying import Relay, connected
@@ -97,19 +97,15 @@ class Lane:
         *,
         outside: Outside,
         serve: Serve,
-        meets: bool = True,
     ) -> None:
-        """Unless it ``meets`` peers behind routers it dials no address that another peer names."""
         self.settings = settings
         self.relay = Relay()
         """Passes bytes on for other peers, if the owner of this machine consents."""
 
-        self._meetings: Meetings | None = None
-        if meets:
-            observers = Observers(
-                outside, self, is_shut=self._is_shut, timeout_s=settings.answer_timeout_s
-            )
-            self._meetings = Meetings(self, settings, outside=outside, observers=observers)
+        observers = Observers(
+            outside, self, is_shut=self._is_shut, timeout_s=settings.answer_timeout_s
+        )
+        self.meetings = Meetings(self, settings, outside=outside, observers=observers)
         self.counters: Counter[str] = Counter()
         self._outside = outside
         self._serve = serve
@@ -512,9 +508,7 @@ class Lane:
                 known.must_meet = not hosts
                 if hosts and await self._dial_direct(peer, known, hosts[0]):
                     return
-            if self._meetings is None:
-                raise OSError("no direct connection to it is known")
-            await self._meetings.open(peer, known)
+            await self.meetings.open(peer, known)
         except HostClosed as error:
             known.reason = str(error)  # our own daemon is being restarted: no fault of the peer's
         except (OSError, TimeoutError, ValueError, DhtError) as error:
@@ -533,8 +527,6 @@ class Lane:
             async with asyncio.timeout(CONNECT_S):
                 dialled = await connected(host, offer.port)
         except (OSError, TimeoutError):
-            if self._meetings is None:
-                raise
             known.lets_none_in = True
             return False
         await self.introduce(known, dialled, ticket_of(peer, offer), Path.DIRECT)
@@ -563,25 +555,6 @@ class Lane:
             raise ValueError("it does not listen for a direct lane")
         leg = await self.relay.admit(peer, PeerId(circuit.other), circuit.number)
         return encode(Leg(port, leg))
-
-    async def come(self, peer: PeerId, request: bytes) -> bytes:
-        """Answer ``Via``. Raises ``ValueError``."""
-        return await self._open_meetings().come(peer, request)
-
-    async def meet(self, peer: PeerId, request: bytes) -> bytes:
-        """Answer ``Punch``. Raises ``ValueError``."""
-        return await self._open_meetings().meet(peer, request)
-
-    def _open_meetings(self) -> Meetings:
-        if self._meetings is None or self._closed:
-            raise ValueError("it does not meet peers behind routers")
-        return self._meetings
-
-    async def examine_router(self) -> RouterView:
-        """Find out with the help of peers outside what the router does. Raises ``DhtError``."""
-        if self._meetings is None:
-            return RouterView(0)
-        return await self._meetings.observers.examine_router()
 
     def _is_shut(self, peer: PeerId) -> bool:
         known = self._peers.get(peer)

@@ -65,7 +65,7 @@ async def _all_checks(plan: Plan) -> AsyncIterator[Finding]:
                 plan,
                 open_fresh=host.stranger,
                 try_lane=partial(_try_lane, host.lane),
-                examine_router=host.lane.examine_router,
+                examine_router=host.lane.meetings.observers.examine_router,
             ):
                 yield finding
     except DhtError as error:

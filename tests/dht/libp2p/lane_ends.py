@@ -41,7 +41,7 @@ class End:
         self.change: Callable[[bytes], bytes] = bytes
         self.served: asyncio.Queue[FrameStream] = asyncio.Queue()
         self.refuses: str | None = None
-        self.lane = Lane(settings, outside=OnLoopback(self), serve=self.serve, meets=False)
+        self.lane = Lane(settings, outside=OnLoopback(self), serve=self.serve)
 
     async def ask(self, peer: PeerId) -> bytes:
         self.asked += 1
@@ -78,7 +78,11 @@ class OnLoopback(Outside):
         if peer not in self.end.others:
             raise PeerUnreachable(peer, "nobody knows it")
         lane = self.end.others[peer].lane
-        answer = {PUNCH_PROTOCOL: lane.meet, VIA_PROTOCOL: lane.come, CIRCUIT_PROTOCOL: lane.grant}
+        answer = {
+            PUNCH_PROTOCOL: lane.meetings.meet,
+            VIA_PROTOCOL: lane.meetings.come,
+            CIRCUIT_PROTOCOL: lane.grant,
+        }
         self.called += protocol == PUNCH_PROTOCOL
         try:
             return await answer[protocol](self.end.me, message)

@@ -254,7 +254,7 @@ async def look(number: str, *others: str) -> None:
         assert host.lane is not None
         for other in others:
             await connected(host, other)
-        say("router", describe_router(await host.lane.examine_router(), []).text)
+        say("router", describe_router(await host.lane.meetings.observers.examine_router(), []).text)
 
 
 async def mapped(port: str, other: str) -> None:

@@ -358,9 +358,9 @@ async def test_a_better_path_is_taken_again_when_it_opens_and_left_when_it_fails
 async def test_nobody_is_sent_to_a_relay_with_which_it_is_not_connected() -> None:
     homes = Homes()
     with pytest.raises(ValueError, match="no direct connection with this relay"):
-        await homes.boris.lane.come(ANNA, encode(Via(DORA, number())))
+        await homes.boris.lane.meetings.come(ANNA, encode(Via(DORA, number())))
     with pytest.raises(ValueError, match="not Via"):
-        await homes.boris.lane.come(ANNA, b"\xc1")
+        await homes.boris.lane.meetings.come(ANNA, b"\xc1")
     await homes.close()
 
 
