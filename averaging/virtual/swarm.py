@@ -108,7 +108,7 @@ class Swarm:
         self.plans = dict(zip(self.keys, plans, strict=True))
         for name, plan in self.plans.items():
             if plan.dial_out_only:
-                self.memory.dial_out_only(name)
+                self.network.dial_out_only(name)
             self.call_at(plan.starts_at, self.start, name)
         self.membership.begin(self)
 
@@ -323,10 +323,10 @@ class Swarm:
     def pause(self, name: PeerId) -> None:
         """Put a machine to sleep."""
         self.nodes[name].sleep()
-        self.memory.pause(name)
+        self.network.pause(name)
 
     def resume(self, name: PeerId) -> None:
-        self.memory.resume(name)
+        self.network.resume(name)
         self.within(self.nodes[name].wake)
 
     def partition(self, groups: Sequence[Iterable[PeerId]]) -> None:

@@ -152,13 +152,6 @@ class MemoryNetwork:
         self._partitioned_at = None
         self._watch_silence(self._wires)
 
-    def pause(self, peer: PeerId) -> None:
-        """Suspend a machine, like a laptop whose lid is closed: it answers when it resumes."""
-        self.simulated.pause(peer)
-
-    def resume(self, peer: PeerId) -> None:
-        self.simulated.resume(peer)
-
     def crash(self, peer: PeerId) -> None:
         """Switch a machine off without a goodbye. ``host`` starts it again."""
         self.simulated.crash(peer)
@@ -167,10 +160,6 @@ class MemoryNetwork:
             wires = list(host._wires.values())
             host._end("it crashed")
             self._watch_silence(wires)
-
-    def dial_out_only(self, *peers: PeerId, only: bool = True) -> None:
-        """Let no other peer open a connection to these peers; see ``SimulatedNetwork``."""
-        self.simulated.dial_out_only(peers, only)
 
     # --- addresses and broken connections --------------------------------------------------
 

@@ -257,7 +257,7 @@ class SimulatedNetwork:
         site = self._peer(peer).site
         return (site.line.sent_bytes, site.line.received_bytes) if site is not None else (0, 0)
 
-    def dial_out_only(self, peers: Iterable[PeerId], only: bool = True) -> None:
+    def dial_out_only(self, *peers: PeerId, only: bool = True) -> None:
         """Let no other peer open a connection to these peers; they can still open their own."""
         for peer in peers:
             self._peer(peer).dial_out_only = only

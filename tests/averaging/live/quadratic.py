@@ -342,7 +342,7 @@ class Swarm(virtual_swarm.Swarm, virtual.Watch):
         self.keys[key.peer_id], self.plans[key.peer_id] = key, made
         host = self.memory.host(key)
         if not reachable:
-            self.memory.dial_out_only(key.peer_id)
+            self.memory.simulated.dial_out_only(key.peer_id)
         known = list(states) if states is not None else []
         if states is None and knows_start:
             # Each has numbers of its own: averaging steps on its momentum in place.

@@ -104,8 +104,8 @@ async def test_an_idle_connection_across_a_partition_is_noticed_by_both_sides() 
 async def test_a_paused_peer_answers_late() -> None:
     network = MemoryNetwork(STILL)
     anna, boris = await connected(network, "anna", "boris")
-    network.pause(boris.peer_id)
-    network.heap.call_in(30.0, network.resume, boris.peer_id)
+    network.simulated.pause(boris.peer_id)
+    network.heap.call_in(30.0, network.simulated.resume, boris.peer_id)
     started = asyncio.get_running_loop().time()
     assert await anna.call(boris.peer_id, "/echo", b"zzz", timeout_s=60) == b"zzz"
     assert asyncio.get_running_loop().time() - started == pytest.approx(30.05)
@@ -154,7 +154,7 @@ async def test_a_dial_out_only_host_is_reached_over_its_own_connection_and_no_ot
     anna, boris = await connected(network, "anna", "boris")
     clara = network.host("clara")
     await clara.serve_calls("/echo", echo, request_max_bytes=10)
-    network.dial_out_only(clara.peer_id)
+    network.simulated.dial_out_only(clara.peer_id)
     at = await clara.addresses()
     dial = seconds(lambda: boris.connect(clara.peer_id, at, timeout_s=60))
     assert await dial == pytest.approx(5)
@@ -430,11 +430,11 @@ def stormy_day(seed: int, hosts_count: int = 12) -> tuple[str, dict[str, int]]:
             sealed = record(f"host-{number}", ttl_s=600)
             await host.directory.publish(KEY, sealed, timeout_s=3)
         heap, peers = network.heap, [host.peer_id for host in hosts]
-        network.dial_out_only(peers[0])
+        network.simulated.dial_out_only(peers[0])
         heap.call_at(10, network.partition, [peers[:4]])
-        heap.call_at(13, network.pause, peers[5])
+        heap.call_at(13, network.simulated.pause, peers[5])
         heap.call_at(18, network.heal)
-        heap.call_at(20, network.resume, peers[5])
+        heap.call_at(20, network.simulated.resume, peers[5])
         heap.call_at(22, network.crash, peers[6])
         async with asyncio.TaskGroup() as tasks:
             for me in range(hosts_count):

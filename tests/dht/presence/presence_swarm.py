@@ -88,7 +88,7 @@ class Swarm:
             self.network.place(identity.peer_id, Multiaddr(at))
         host = self.network.host(identity, wall_offset_s=wall_offset_s)
         if dial_out_only:
-            self.network.dial_out_only(host.peer_id)
+            self.network.simulated.dial_out_only(host.peer_id)
         events: list[PresenceEvent] = []
         presence = Presence(
             host,

@@ -696,7 +696,7 @@ async def test_a_new_address_is_announced_and_tested_at_once(swarm: Swarm) -> No
     assert [f"{a}/p2p/{mover.id}" for a in other.addresses] == [str(address)]
     assert mover.presence.reachable is True
 
-    swarm.network.dial_out_only(mover.id)
+    swarm.network.simulated.dial_out_only(mover.id)
     swarm.network.move(mover.id)
     await until(lambda: mover.presence.reachable is False, within_s=2 * MINUTE, what="noticed")
     assert reachability(mover) == [True, False]
@@ -1090,7 +1090,7 @@ async def test_how_long_a_failed_dial_took_is_nobodys_business(swarm: Swarm) -> 
     anna, boris = swarm.peers["peer0"], swarm.peers["peer1"]
     loop, took = asyncio.get_running_loop(), []
     someone = identity_of("someone").peer_id
-    swarm.network.dial_out_only(swarm.peers["seed"].id)  # it drops what comes in
+    swarm.network.simulated.dial_out_only(swarm.peers["seed"].id)  # it drops what comes in
     silent = str((await swarm.peers["seed"].host.addresses())[0]).partition("/p2p/")[0]
     open_port = str((await anna.host.addresses())[0]).partition("/p2p/")[0]
     for at in (open_port, "/ip4/10.0.9.9/tcp/7700", silent):
@@ -1147,7 +1147,7 @@ async def test_a_peer_that_hangs_does_not_hold_up_the_run_file(swarm: Swarm) -> 
     await until(lambda: len(late.sees()) == 4, within_s=20, what="it sees all")
     for name in sorted(swarm.peers, key=lambda name: swarm.peers[name].id)[:2]:
         if name != "late":
-            swarm.network.pause(swarm.peers[name].id)
+            swarm.network.simulated.pause(swarm.peers[name].id)
     loop = asyncio.get_running_loop()
     began = loop.time()
     await late.presence.fetch_run_file(lambda found: True, timeout_s=30)
@@ -1407,10 +1407,10 @@ async def test_a_laptop_that_slept_is_back_within_half_a_minute(
 ) -> None:
     await start_swarm(swarm, 4)
     sleeper = swarm.members()[2]
-    swarm.network.pause(sleeper.id)
+    swarm.network.simulated.pause(sleeper.id)
     await asyncio.sleep(slept_s)
     assert all(sleeper.id not in peer.sees() for peer in swarm.members() if peer is not sleeper)
-    swarm.network.resume(sleeper.id)
+    swarm.network.simulated.resume(sleeper.id)
     await until(lambda: swarm.all_see(swarm.members()), within_s=30, what="it is back")
 
 

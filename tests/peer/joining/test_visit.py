@@ -372,7 +372,7 @@ def test_a_member_that_no_call_reaches_is_named() -> None:
         await with_status(swarm, "anna")
         boris = await with_status(swarm, "boris", seeds=await swarm.seed_addresses("anna"))
         await asyncio.sleep(30.0)
-        swarm.network.pause(boris.id)
+        swarm.network.simulated.pause(boris.id)
         visitor = await visitor_of(swarm, RUN, "anna")
         await asyncio.sleep(20.0)
         return await visitor.look(timeout_s=60.0)

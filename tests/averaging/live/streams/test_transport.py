@@ -83,7 +83,7 @@ async def test_a_peer_that_only_dials_out_is_reached_over_the_link_it_keeps() ->
     network = MemoryNetwork()
     hosts = network.host("anna"), network.host("boris")
     anna_host, boris_host = hosts
-    network.dial_out_only(boris_host.peer_id)
+    network.simulated.dial_out_only(boris_host.peer_id)
     await boris_host.connect(anna_host.peer_id, await anna_host.addresses(), timeout_s=5.0)
     async with linked(*hosts, settings=SETTINGS) as (anna, boris):
         boris.transport.keep([anna.peer])
@@ -155,12 +155,12 @@ async def test_a_peer_that_vanishes_is_noticed_within_the_silence_limit() -> Non
     async with linked(*hosts, settings=SETTINGS) as (anna, boris):
         anna.transport.send(boris.peer, b"hello")
         await asyncio.sleep(1.0)
-        network.pause(boris.peer)
+        network.simulated.pause(boris.peer)
         await asyncio.sleep(SETTINGS.silence_max_s - 6.0)
         assert not anna.lost
         await asyncio.sleep(SETTINGS.heartbeat_s + 7.0)
         assert [peer for peer, _ in anna.lost] == [boris.peer]
-        network.resume(boris.peer)
+        network.simulated.resume(boris.peer)
         await asyncio.sleep(1.0)
     for host in hosts:
         await host.close()

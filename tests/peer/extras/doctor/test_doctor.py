@@ -87,7 +87,7 @@ def all_network_findings(
         await asyncio.sleep(30)
         plan = await prepare(network)
         patient = network.host("patient", wall_offset_s=wall_offset_s)
-        network.dial_out_only(patient.peer_id, only=dial_out_only)
+        network.simulated.dial_out_only(patient.peer_id, only=dial_out_only)
         examined = examine_network(
             patient,
             identity_of("patient"),
@@ -281,7 +281,7 @@ def test_peers_behind_routers_to_which_no_direct_connection_opens_are_named() ->
     async def with_a_hidden_member(network: Network) -> Plan:
         file = RunFile()
         anna = network.host("anna")
-        network.dial_out_only(anna.peer_id)
+        network.simulated.dial_out_only(anna.peer_id)
         member = Presence(
             anna,
             identity_of("anna"),
@@ -317,7 +317,7 @@ def test_a_peer_on_this_machine_proves_nothing_about_direct_connections() -> Non
         file = RunFile()
         network.place(anna, Multiaddr("/ip4/10.1.2.3/tcp/7701"))
         network.place(identity_of("patient").peer_id, Multiaddr("/ip4/10.1.2.3/tcp/7702"))
-        network.dial_out_only(anna)
+        network.simulated.dial_out_only(anna)
         member = Presence(
             network.host("anna"),
             identity_of("anna"),
@@ -328,7 +328,7 @@ def test_a_peer_on_this_machine_proves_nothing_about_direct_connections() -> Non
         network.presences.append(member)
         await asyncio.sleep(60)
         assert member.reachable is False
-        network.dial_out_only(anna, only=False)  # the router is not between the two
+        network.simulated.dial_out_only(anna, only=False)  # the router is not between the two
         return replace(EMPTY, seeds=await seeds(network), run=file.run_id)
 
     found = {each.check: each for each in all_network_findings(on_this_machine, try_lane=opens)}
