@@ -692,7 +692,6 @@ peer.agent.network.Meetings.met""",
 dht.presence.intake.Intake.misfits""",
     "kinds that the source names": """
 dht.libp2p.lane.lane.Lane.counters
-dht.libp2p.lane.meetings.Ends.counters
 dht.libp2p.lane.relaying.Relay.counters
 dht.wrapped_host.Gate.sent_for
 averaging.live.guard.Guard.counters

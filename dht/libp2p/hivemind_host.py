@@ -61,6 +61,7 @@ from dht.libp2p.hivemind_directory import HivemindDirectory
 from dht.libp2p.hivemind_imports import P2PDaemonError, P2PHandlerError, PeerID, p2pd_pb2
 from dht.libp2p.lane.connection import LaneSettings
 from dht.libp2p.lane.lane import Lane
+from dht.libp2p.lane.meetings import Meetings
 from dht.libp2p.lane.observers import OBSERVERS_MAX, seen_by
 from dht.libp2p.lane.port_mapping import keep_mapped, own_gateway
 from dht.libp2p.lane.wire import (
@@ -164,7 +165,9 @@ class HivemindHost:
         self._places.want(not settings.serve_directory)
         self._role_lock = asyncio.Lock()
         self.lane: Lane | None = None
-        """The direct lane; ``None`` if the settings have none."""
+        self.meetings: Meetings | None = None
+        """The direct lane, and its way to peers behind routers; ``None`` if the settings have none.
+        """
 
         self._mapped_port: int | None = None
         """Port of the router's public address that leads to the daemon."""
@@ -606,11 +609,8 @@ class HivemindHost:
             self._tasks.spawn(keep_mapped(router, port, self._port_mapped), "port mapping")
         if self._settings.lane is None:
             return
-        lane = self.lane = Lane(
-            self._settings.lane,
-            outside=self._outside,
-            serve=self._serve,
-        )
+        lane = self.lane = Lane(self._settings.lane, outside=self._outside, serve=self._serve)
+        self.meetings = meetings = Meetings(lane, self._outside)
         lane.start([host for at in listen if (host := address_rules.ip_of(at)) is not None])
         if router is not None:
             lane.map_port(router)
@@ -624,9 +624,8 @@ class HivemindHost:
         await self.serve_calls(CIRCUIT_PROTOCOL, lane.grant, request_max_bytes=CIRCUIT_MAX_BYTES)
         if self._settings.daemon.serve_as_relay:
             return  # a host for all runs does not dial addresses that strangers name
-        meet, come = lane.meetings.meet, lane.meetings.come
-        await guarded.serve_calls(PUNCH_PROTOCOL, meet, request_max_bytes=PUNCH_MAX_BYTES)
-        await guarded.serve_calls(VIA_PROTOCOL, come, request_max_bytes=CIRCUIT_MAX_BYTES)
+        await guarded.serve_calls(PUNCH_PROTOCOL, meetings.meet, request_max_bytes=PUNCH_MAX_BYTES)
+        await guarded.serve_calls(VIA_PROTOCOL, meetings.come, request_max_bytes=CIRCUIT_MAX_BYTES)
 
     def _port_mapped(self, port: int | None) -> None:
         self._mapped_port = port

@@ -33,7 +33,7 @@ import logging
 import math
 import socket
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Coroutine, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
 from ipaddress import ip_address
 from itertools import chain
 from typing import Any
@@ -57,8 +57,7 @@ from dht.libp2p.lane.connection import (
     Path,
     ticket_of,
 )
-from dht.libp2p.lane.meetings import Meetings
-from dht.libp2p.lane.observers import Observers, Outside
+from dht.libp2p.lane.observers import Outside
 from dht.libp2p.lane.pacing import Pace, Pacer
 from dht.libp2p.lane.port_mapping import keep_mapped
 from dht.libp2p.lane.relaying import Relay, connected
@@ -84,6 +83,15 @@ BACKLOG = 16
 PACK_BELOW_BYTES_S = 30e6
 """Frames are packed until a line delivers more than this: it takes a fifth of a processor there."""
 
+Meet = Callable[[PeerId, Partner], Awaitable[None]]
+"""Opens a connection with a peer that cannot be dialled. Raises as ``Outside`` and ``OSError``."""
+
+
+async def nowhere(peer: PeerId, known: Partner) -> None:
+    """The way to meet of a lane that has none."""
+    raise OSError("no direct connection to it is known")
+
+
 Serve = Callable[[FrameStream, str], str | None]
 """Serves an incoming stream of this protocol, or returns the reason of a refusal."""
 
@@ -91,21 +99,14 @@ Serve = Callable[[FrameStream, str], str | None]
 class Lane:
     """One host's direct connections with others. Opened and closed by the host."""
 
-    def __init__(
-        self,
-        settings: LaneSettings,
-        *,
-        outside: Outside,
-        serve: Serve,
-    ) -> None:
+    def __init__(self, settings: LaneSettings, *, outside: Outside, serve: Serve) -> None:
         self.settings = settings
         self.relay = Relay()
         """Passes bytes on for other peers, if the owner of this machine consents."""
 
-        observers = Observers(
-            outside, self, is_shut=self._is_shut, timeout_s=settings.answer_timeout_s
-        )
-        self.meetings = Meetings(self, settings, outside=outside, observers=observers)
+        self.meet: Meet = nowhere
+        """Opens connections that cannot be dialled (``dht.libp2p.lane.meetings``)."""
+
         self.counters: Counter[str] = Counter()
         self._outside = outside
         self._serve = serve
@@ -508,7 +509,7 @@ class Lane:
                 known.must_meet = not hosts
                 if hosts and await self._dial_direct(peer, known, hosts[0]):
                     return
-            await self.meetings.open(peer, known)
+            await self.meet(peer, known)
         except HostClosed as error:
             known.reason = str(error)  # our own daemon is being restarted: no fault of the peer's
         except (OSError, TimeoutError, ValueError, DhtError) as error:
@@ -556,7 +557,8 @@ class Lane:
         leg = await self.relay.admit(peer, PeerId(circuit.other), circuit.number)
         return encode(Leg(port, leg))
 
-    def _is_shut(self, peer: PeerId) -> bool:
+    def is_shut(self, peer: PeerId) -> bool:
+        """Say whether this peer could not be dialled lately."""
         known = self._peers.get(peer)
         return known is not None and (known.lets_none_in or self.is_doubted(peer))
 

@@ -17,25 +17,21 @@ import contextlib
 import logging
 import secrets
 import socket
-from collections import Counter
-from collections.abc import Coroutine, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Protocol
+from collections.abc import Sequence
 
 from dht.addresses import place_of
 from dht.errors import NOT_SERVED, CallRefused, DhtError, PeerUnreachable
 from dht.identity import PeerId
-from dht.libp2p.framing.sealing import NUMBER_BYTES, Ticket
+from dht.libp2p.framing.sealing import NUMBER_BYTES
 from dht.libp2p.lane.connection import (
     RELAY_S,
     RETRY_MAX_S,
     Connection,
-    Holder,
-    LaneSettings,
     Partner,
     Path,
     ticket_of,
 )
+from dht.libp2p.lane.lane import Lane
 from dht.libp2p.lane.observers import Address, Observers, Outside
 from dht.libp2p.lane.punching import Opening, is_near
 from dht.libp2p.lane.relaying import NO_BULK, reach_through
@@ -68,44 +64,21 @@ pauses for longer each time."""
 APART = "both are behind routers, which let no direct connection through"
 
 
-class Ends(Holder, Protocol):
-    """The lane, as meetings see it."""
-
-    counters: Counter[str]
-
-    def issue(self, peer: PeerId) -> tuple[bytes, bytes, bytes]:
-        """A new ticket for a peer, as the fields of an ``Offer``."""
-        ...
-
-    def admit(self, dialled: socket.socket, path: Path) -> Connection:
-        """Make room for a connection of a peer that is not known yet."""
-        ...
-
-    async def greet(self, connection: Connection, dialled: socket.socket) -> None:
-        """Close a connection whose peer does not prove in time that it has a ticket's keys."""
-        ...
-
-    async def introduce(
-        self, known: Partner, dialled: socket.socket, ticket: Ticket, path: Path
-    ) -> None:
-        """Prove this side's identity on a new connection, and keep it if the other side does."""
-        ...
-
-    def spawn(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]: ...
-
-
-@dataclass(slots=True, eq=False, repr=False)
 class Meetings:
-    """Opens connections with peers behind routers, and answers peers that want one."""
+    """Opens connections with peers behind routers for a lane, and answers peers that want one."""
 
-    lane: Ends
-    settings: LaneSettings
-    outside: Outside
-    observers: Observers
-    _calls: Rate[PeerId] = field(default_factory=lambda: Rate.in_a_minute(MEETINGS_PER_MINUTE))
-    _dials: Rate[str] = field(default_factory=lambda: Rate.in_a_minute(MEETINGS_PER_MINUTE))
-    _under_way: int = 0
-    """Number of meetings to which other peers have called."""
+    def __init__(self, lane: Lane, outside: Outside) -> None:
+        lane.meet = self.open
+        self.lane = lane
+        self.settings = lane.settings
+        self.outside = outside
+        self.observers = Observers(
+            outside, lane, is_shut=lane.is_shut, timeout_s=lane.settings.answer_timeout_s
+        )
+        self._calls = Rate[PeerId].in_a_minute(MEETINGS_PER_MINUTE)
+        self._dials = Rate[str].in_a_minute(MEETINGS_PER_MINUTE)
+        self._under_way = 0
+        """Number of meetings to which other peers have called."""
 
     @property
     def _now(self) -> float:

@@ -57,7 +57,7 @@ async def _all_checks(plan: Plan) -> AsyncIterator[Finding]:
     announce = container.announced([port]) if container is not None else ()
     try:
         async with _open_host(identity, port, announce) as (host, took_s):
-            assert host.lane is not None
+            assert host.lane is not None and host.meetings is not None
             yield Finding("libp2p daemon", "ok", f"started in {took_s:.1f} s", took_s=took_s)
             async for finding in examine_network(
                 host,
@@ -65,7 +65,7 @@ async def _all_checks(plan: Plan) -> AsyncIterator[Finding]:
                 plan,
                 open_fresh=host.stranger,
                 try_lane=partial(_try_lane, host.lane),
-                examine_router=host.lane.meetings.observers.examine_router,
+                examine_router=host.meetings.observers.examine_router,
             ):
                 yield finding
     except DhtError as error:

@@ -13,6 +13,7 @@ from dht.identity import PeerId
 from dht.libp2p.framing.frame_stream import FrameStream
 from dht.libp2p.lane.connection import LaneSettings
 from dht.libp2p.lane.lane import Lane
+from dht.libp2p.lane.meetings import Meetings
 from dht.libp2p.lane.observers import Outside
 from dht.libp2p.lane.wire import (
     CIRCUIT_PROTOCOL,
@@ -41,7 +42,11 @@ class End:
         self.change: Callable[[bytes], bytes] = bytes
         self.served: asyncio.Queue[FrameStream] = asyncio.Queue()
         self.refuses: str | None = None
-        self.lane = Lane(settings, outside=OnLoopback(self), serve=self.serve)
+        self.open_lane(settings, OnLoopback(self))
+
+    def open_lane(self, settings: LaneSettings, outside: Outside) -> None:
+        self.lane = Lane(settings, outside=outside, serve=self.serve)
+        self.meetings = Meetings(self.lane, outside)
 
     async def ask(self, peer: PeerId) -> bytes:
         self.asked += 1
@@ -77,11 +82,11 @@ class OnLoopback(Outside):
             return await self.end.ask(peer)
         if peer not in self.end.others:
             raise PeerUnreachable(peer, "nobody knows it")
-        lane = self.end.others[peer].lane
+        other = self.end.others[peer]
         answer = {
-            PUNCH_PROTOCOL: lane.meetings.meet,
-            VIA_PROTOCOL: lane.meetings.come,
-            CIRCUIT_PROTOCOL: lane.grant,
+            PUNCH_PROTOCOL: other.meetings.meet,
+            VIA_PROTOCOL: other.meetings.come,
+            CIRCUIT_PROTOCOL: other.lane.grant,
         }
         self.called += protocol == PUNCH_PROTOCOL
         try:

@@ -251,10 +251,10 @@ async def look(number: str, *others: str) -> None:
     """Print what the doctor says about the router."""
     settings = HostSettings(daemon=in_a_home(), serve_directory=False, lane=LaneSettings())
     async with await HivemindHost.open(identity(int(number)), settings) as host:
-        assert host.lane is not None
+        assert host.meetings is not None
         for other in others:
             await connected(host, other)
-        say("router", describe_router(await host.lane.meetings.observers.examine_router(), []).text)
+        say("router", describe_router(await host.meetings.observers.examine_router(), []).text)
 
 
 async def mapped(port: str, other: str) -> None:

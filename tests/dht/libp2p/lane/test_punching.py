@@ -18,7 +18,6 @@ from dht.identity import PeerId
 from dht.libp2p.framing.sealing import KEY_BYTES, NUMBER_BYTES
 from dht.libp2p.lane import meetings, observers, punching
 from dht.libp2p.lane.connection import LaneSettings, Path
-from dht.libp2p.lane.lane import Lane
 from dht.libp2p.lane.meetings import MEETINGS_PER_MINUTE
 from dht.libp2p.lane.punching import Opening
 from dht.libp2p.lane.wire import (
@@ -80,7 +79,7 @@ def hidden(settings: LaneSettings = PATIENT) -> tuple[End, End, OnLoopback]:
         end.at = ()
         outside = OnLoopback(end)
         outsides.append(outside)
-        end.lane = Lane(settings, outside=outside, serve=end.serve)
+        end.open_lane(settings, outside)
     return anna, boris, outsides[0]
 
 
@@ -172,7 +171,7 @@ async def test_peers_that_both_have_ipv6_meet_over_it_where_ipv4_fails(
     anna, boris, outside = hidden()
     monkeypatch.setattr(punching, "own_ipv6", lambda: HERE_IPV6)
     outside.seen = "203.0.114.9"  # leads nowhere
-    boris.lane.meetings.observers.outside.seen = "203.0.114.9"  # type: ignore[attr-defined]
+    boris.meetings.observers.outside.seen = "203.0.114.9"  # type: ignore[attr-defined]
     assert await anna.lane.reach(BORIS) is None
     assert anna.lane.paths()[BORIS] is Path.PUNCHED
     await one_round(anna, boris, 1000)
@@ -203,7 +202,7 @@ async def test_of_connections_over_ipv4_and_ipv6_one_is_kept_and_the_other_one_c
         await one_round(anna, boris, 1000)
         await until(lambda: not boris.lane._strangers, timeout_s=WAIT_S)
         assert (anna.lane.connections, boris.lane.connections) == (1, 1)
-        assert boris.lane.meetings._under_way == 0
+        assert boris.meetings._under_way == 0
         assert files_open() == before + 2, "one connection, and both ends"
         anna.lane.forget(BORIS)
         await until(lambda: boris.lane.connections == 0, timeout_s=WAIT_S)
@@ -251,7 +250,7 @@ async def test_peers_that_see_an_address_of_ipv6_do_not_hide_that_of_ipv4(
 async def addresses_of(end: End) -> tuple[tuple[str, int], ...]:
     """What an end names in a call to a meeting."""
     opening = Opening()
-    asks = end.lane.meetings.observers
+    asks = end.meetings.observers
     try:
         async with asks.outer_addresses(opening) as named:
             return named
@@ -334,13 +333,13 @@ async def test_nobody_is_sent_to_dial_a_private_address_or_into_too_many_meeting
     anna, boris, _ = hidden(LaneSettings(meetings_max=1, dial_timeout_s=0.5))
     for ip in ("192.168.1.1", "10.0.0.1", "0.0.0.0", "169.254.169.254"):
         with pytest.raises(ValueError, match="no public address"):
-            await boris.lane.meetings.meet(ANNA, encode(Punch(((ip, 7700),))))
+            await boris.meetings.meet(ANNA, encode(Punch(((ip, 7700),))))
     with pytest.raises(ValueError, match="not Punch"):
-        await boris.lane.meetings.meet(ANNA, b"\xc1")
-    offer = decode(PunchOffer, await boris.lane.meetings.meet(ANNA, encode(Punch(((HERE, 1024),)))))
+        await boris.meetings.meet(ANNA, b"\xc1")
+    offer = decode(PunchOffer, await boris.meetings.meet(ANNA, encode(Punch(((HERE, 1024),)))))
     assert [ip for ip, _ in offer.addresses] == [HERE]
     with pytest.raises(ValueError, match="more than 1 meetings"):
-        await boris.lane.meetings.meet(ANNA, encode(Punch(((HERE, 1024),))))
+        await boris.meetings.meet(ANNA, encode(Punch(((HERE, 1024),))))
     await closed(anna, boris)
 
 
@@ -375,11 +374,11 @@ async def test_one_member_has_a_third_party_dialled_a_few_times_a_minute() -> No
     port = 1024  # nobody listens there, and no opening gets it
     anna, boris, _ = hidden(LaneSettings(meetings_max=1000, dial_timeout_s=0.5))
     for _ in range(MEETINGS_PER_MINUTE):
-        await boris.lane.meetings.meet(ANNA, encode(Punch(((HERE, port),))))
+        await boris.meetings.meet(ANNA, encode(Punch(((HERE, port),))))
     with pytest.raises(ValueError, match=f"more than {MEETINGS_PER_MINUTE} calls"):
-        await boris.lane.meetings.meet(ANNA, encode(Punch((("203.0.114.7", port),))))
+        await boris.meetings.meet(ANNA, encode(Punch((("203.0.114.7", port),))))
     with pytest.raises(ValueError, match=f"more than {MEETINGS_PER_MINUTE} meetings at {HERE}"):
-        await boris.lane.meetings.meet(CLARA, encode(Punch(((HERE, port),))))
+        await boris.meetings.meet(CLARA, encode(Punch(((HERE, port),))))
     await closed(anna, boris)
 
 
@@ -387,11 +386,11 @@ async def test_dials_over_ipv6_are_limited_by_the_network_of_one_owner() -> None
     anna, boris, _ = hidden(LaneSettings(meetings_max=1000, dial_timeout_s=0.5))
     for number in range(MEETINGS_PER_MINUTE):
         caller = ANNA if number % 2 else CLARA
-        await boris.lane.meetings.meet(caller, encode(Punch(((f"2a00:78:1:{number:x}::2", 7700),))))
+        await boris.meetings.meet(caller, encode(Punch(((f"2a00:78:1:{number:x}::2", 7700),))))
     with pytest.raises(ValueError, match=f"more than {MEETINGS_PER_MINUTE} meetings at 2a00:78:1:"):
-        await boris.lane.meetings.meet(CLARA, encode(Punch((("2a00:78:1:99::2", 7700),))))
+        await boris.meetings.meet(CLARA, encode(Punch((("2a00:78:1:99::2", 7700),))))
     with pytest.raises(ValueError, match="no public address"):
-        await boris.lane.meetings.meet(CLARA, encode(Punch((("fd00::1", 7700),))))
+        await boris.meetings.meet(CLARA, encode(Punch((("fd00::1", 7700),))))
     await closed(anna, boris)
 
 
@@ -410,11 +409,11 @@ async def test_an_address_that_is_not_dialled_does_not_stop_a_meeting_at_the_oth
     anna, boris, _ = hidden(LaneSettings(meetings_max=1000, dial_timeout_s=0.5))
     for number in range(MEETINGS_PER_MINUTE):
         punch = Punch(((f"203.0.114.{number}", 7700), (f"2a00:78:1:{number:x}::2", 7700)))
-        await boris.lane.meetings.meet(ANNA, encode(punch))
+        await boris.meetings.meet(ANNA, encode(punch))
     await asyncio.sleep(0.01)
     dialled.clear()
     for one, other in (("203.0.114.99", "2a00:78:1:99::2"), ("203.0.114.100", "fd00::1")):
-        await boris.lane.meetings.meet(CLARA, encode(Punch(((one, 7700), (other, 7700)))))
+        await boris.meetings.meet(CLARA, encode(Punch(((one, 7700), (other, 7700)))))
     await asyncio.sleep(0.2)
     assert {"203.0.114.99", "203.0.114.100"} <= dialled
     assert not {"2a00:78:1:99::2", "fd00::1"} & dialled
@@ -423,12 +422,12 @@ async def test_an_address_that_is_not_dialled_does_not_stop_a_meeting_at_the_oth
 
 async def test_a_meeting_for_which_there_is_no_room_does_not_count_as_dials() -> None:
     anna, boris, _ = hidden(LaneSettings(meetings_max=1, dial_timeout_s=0.3))
-    await boris.lane.meetings.meet(ANNA, encode(Punch((("203.0.114.1", 7700),))))
+    await boris.meetings.meet(ANNA, encode(Punch((("203.0.114.1", 7700),))))
     for number in range(MEETINGS_PER_MINUTE):
         with pytest.raises(ValueError, match="more than 1 meetings"):
-            await boris.lane.meetings.meet(PeerId(f"peer{number}"), encode(Punch(((HERE, 1024),))))
+            await boris.meetings.meet(PeerId(f"peer{number}"), encode(Punch(((HERE, 1024),))))
     await asyncio.sleep(0.5)
-    await boris.lane.meetings.meet(CLARA, encode(Punch(((HERE, 1024),))))
+    await boris.meetings.meet(CLARA, encode(Punch(((HERE, 1024),))))
     await closed(anna, boris)
 
 

@@ -14,7 +14,6 @@ from dht.identity import PeerId
 from dht.libp2p.framing.sealing import NUMBER_BYTES
 from dht.libp2p.lane import meetings, observers, relaying
 from dht.libp2p.lane.connection import LaneSettings, Path
-from dht.libp2p.lane.lane import Lane
 from dht.libp2p.lane.relaying import Relay
 from dht.libp2p.lane.wire import CIRCUIT_PROTOCOL, PUNCH_PROTOCOL, Circuit, Leg, Via, decode, encode
 from tests.dht.libp2p.lane_ends import (
@@ -258,7 +257,7 @@ class Homes:
             end.others = {other.me: other, CLARA: self.clara}
             routers = Routers(end)
             self.routers.append(routers)
-            end.lane = Lane(settings, outside=routers, serve=end.serve)
+            end.open_lane(settings, routers)
 
     @property
     def relay(self) -> Relay:
@@ -358,9 +357,9 @@ async def test_a_better_path_is_taken_again_when_it_opens_and_left_when_it_fails
 async def test_nobody_is_sent_to_a_relay_with_which_it_is_not_connected() -> None:
     homes = Homes()
     with pytest.raises(ValueError, match="no direct connection with this relay"):
-        await homes.boris.lane.meetings.come(ANNA, encode(Via(DORA, number())))
+        await homes.boris.meetings.come(ANNA, encode(Via(DORA, number())))
     with pytest.raises(ValueError, match="not Via"):
-        await homes.boris.lane.meetings.come(ANNA, b"\xc1")
+        await homes.boris.meetings.come(ANNA, b"\xc1")
     await homes.close()
 
 
