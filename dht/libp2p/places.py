@@ -28,7 +28,8 @@ RENEW_S = 60.0
 LOOK_S = 2.0
 """Pause between looks for the connection to the relay; longer and longer after refusals."""
 
-STATUS_FIELD, STATUS_OK = 5, 100
+GRANTED = b"\x28\x64"
+"""The end of an answer that grants a place: its last field, the status, is OK (100)."""
 
 
 class RelayPlaces:
@@ -88,37 +89,11 @@ class RelayPlaces:
                     await self._connect(relay, self._at[relay])
                 if relay not in self._kept or loop.time() >= renew_at:
                     self._kept.discard(relay)
-                    if is_granted(await self._ask(relay)) and self._wanted.is_set():
+                    granted = (await self._ask(relay)).endswith(GRANTED)
+                    if granted and self._wanted.is_set():
                         self._kept.add(relay)
                         renew_at = loop.time() + RENEW_S
-            except (DhtError, ValueError):
+            except DhtError:
                 pass  # it is away, or no relay at all
             pause_s = LOOK_S if relay in self._kept else min(2 * pause_s, RENEW_S)
             await asyncio.sleep(pause_s)
-
-
-def is_granted(answer: bytes) -> bool:
-    """Say whether a relay's answer grants the place. Raises ``ValueError`` for another message."""
-    at = 0
-    while at < len(answer):
-        key, at = _varint(answer, at)
-        number, at = _varint(answer, at)
-        if key & 7 == 2:
-            at += number
-        elif key & 7 != 0:
-            raise ValueError("the relay's answer cannot be read")
-        elif key >> 3 == STATUS_FIELD:
-            return number == STATUS_OK
-    raise ValueError("the relay's answer has no status")
-
-
-def _varint(data: bytes, at: int) -> tuple[int, int]:
-    """A number of protobuf, and the place after it."""
-    value = shift = 0
-    while at < len(data) and shift < 64:
-        byte = data[at]
-        value |= (byte & 0x7F) << shift
-        at, shift = at + 1, shift + 7
-        if not byte & 0x80:
-            return value, at
-    raise ValueError("the relay's answer is cut off")
