@@ -5,7 +5,7 @@ each other. They keep the same contract as the real ones (``tests/contract``) in
 the same seed gives the same events:
 
     async def main() -> None:
-        network = MemoryNetwork(STORM)
+        network = MemoryNetwork(Weather(connection_loss=0.02))
         anna, boris = network.host("anna"), network.host("boris")
         await anna.connect(boris.peer_id, await boris.addresses(), timeout_s=5.0)
         network.partition([[anna.peer_id]])

@@ -53,14 +53,6 @@ class Weather:
 
 
 CALM = Weather()
-STORM = Weather(
-    latency_s=(0.05, 0.5),
-    jitter_s=0.1,
-    bandwidth_bytes_s=5e6,
-    connection_loss=0.02,
-    duplicate=0.1,
-    calls_lost=0.02,
-)
 
 
 @dataclass(slots=True, eq=False)
@@ -71,8 +63,6 @@ class _Line:
     down_bytes_s: float
     up_free_at: float = 0.0
     down_free_at: float = 0.0
-    sent_bytes: int = 0
-    received_bytes: int = 0
     arriving: dict[_Parcel, Timer] = field(default_factory=dict)
     """Large messages of which the line carries a part, or will, and when the last byte comes."""
 
@@ -90,6 +80,8 @@ class _Site:
 class _Peer(_Line):
     """State of one machine."""
 
+    sent_bytes: int = 0
+    received_bytes: int = 0
     latency_extra_s: float = 0.0
     site: _Site | None = None
     incarnation: int = 0
@@ -252,11 +244,6 @@ class SimulatedNetwork:
         for peer in peers:
             self._peer(peer).site = site
 
-    def shared_traffic(self, peer: PeerId) -> tuple[int, int]:
-        """Number of bytes sent and received over the shared line of this peer's place."""
-        site = self._peer(peer).site
-        return (site.line.sent_bytes, site.line.received_bytes) if site is not None else (0, 0)
-
     def dial_out_only(self, *peers: PeerId, only: bool = True) -> None:
         """Let no other peer open a connection to these peers; they can still open their own."""
         for peer in peers:
@@ -360,8 +347,6 @@ class SimulatedNetwork:
         if self.weather.jitter_s:
             latency_s += self.rng.random() * self.weather.jitter_s
         line = _line(origin, target)
-        if line is not origin:
-            line.sent_bytes += parcel.size_bytes
         sending_s = parcel.size_bytes / line.up_bytes_s
         if parcel.size_bytes <= SMALL_MESSAGE_BYTES:
             parcel.left_at = now + sending_s
@@ -395,9 +380,6 @@ class SimulatedNetwork:
             target.waiting.append((self._arrive, parcel))
         else:
             target.received_bytes += parcel.size_bytes
-            line = _line(target, origin)
-            if line is not target:
-                line.received_bytes += parcel.size_bytes
             if parcel.channel is None:
                 parcel.deliver()
             else:

@@ -16,9 +16,10 @@ from dht.host import Stream
 from dht.identity import PeerId
 from dht.memory.directory import REPLICAS, _place
 from dht.memory.host import MemoryHost, MemoryNetwork, identity_of
-from dht.memory.network import CALM, STORM, Weather
+from dht.memory.network import CALM, Weather
 from dht.memory.virtual_loop import run
 from dht.records import PeerRecord, seal
+from tests.dht.memory.weather import STORM
 
 KEY = "run/peers/0"
 STILL = Weather(latency_s=(0.05, 0.05))

@@ -18,7 +18,7 @@ from dht.membership import hello as wire
 from dht.membership.admission import NO_INVITE
 from dht.membership.credentials import InviteKey
 from dht.memory.host import EPOCH, MemoryHost, identity_of
-from dht.memory.network import CALM, STORM, Weather
+from dht.memory.network import CALM, Weather
 from dht.presence.door import ASKS_FIRST_S, exchange_papers
 from dht.presence.this_peer import PresenceSettings
 from dht.wrapped_host import REFUSED, GuardedHost
@@ -32,6 +32,7 @@ from tests.dht.membership.signers import (
     credential,
     invitation,
 )
+from tests.dht.memory.weather import STORM
 from tests.dht.presence.presence_swarm import Peer, Swarm, simulate, until
 from tests.seeds import seeds
 

@@ -10,7 +10,7 @@ import pytest
 
 from dht.membership.credentials import Signer, encode
 from dht.membership.orders import NONE, End, Orders
-from dht.memory.network import CALM, STORM, Weather
+from dht.memory.network import CALM, Weather
 from dht.presence.this_peer import PresenceSettings
 from tests.dht.membership.signers import (
     DELEGATE,
@@ -20,6 +20,7 @@ from tests.dht.membership.signers import (
     admission,
     banning,
 )
+from tests.dht.memory.weather import STORM
 from tests.dht.presence.presence_swarm import Peer, Swarm, simulate, until
 from tests.seeds import seeds
 

@@ -21,7 +21,7 @@ from dht.membership import hello as wire
 from dht.membership.table import Member, bucket_key
 from dht.memory.directory import MemoryDirectory
 from dht.memory.host import MemoryHost, identity_of
-from dht.memory.network import CALM, STORM
+from dht.memory.network import CALM
 from dht.presence.greeting import Greeting
 from dht.presence.presence import Presence
 from dht.presence.seeking import decode_cache
@@ -33,6 +33,7 @@ from dht.presence.this_peer import (
     Profile,
 )
 from dht.records import PeerRecord, Sealed, check, seal
+from tests.dht.memory.weather import STORM
 from tests.dht.presence.presence_swarm import OTHER_RUN, RUN, Peer, Swarm, simulate, until
 from tests.seeds import seeds
 
