@@ -210,8 +210,8 @@ class PeerTable:
         peer: PeerId | None = None,
         key: str | None = None,
         age_s: float = 0.0,
-    ) -> bool:
-        """Take in a record from the network. Says whether it told anything new.
+    ) -> Member | None:
+        """Take in a record from the network. Returns its member; ``None``: it told nothing new.
 
         ``peer``: the peer that showed this record as its own, itself unless it was found under
         ``key``. ``age_s``: time since the peer that passed it on first saw it. Without it, peers
@@ -221,18 +221,18 @@ class PeerTable:
         verdict = sealed if isinstance(sealed, Rejected) else self._judged(sealed, data, now, age_s)
         if isinstance(verdict, Rejected):
             self.rejected[verdict.reason] += 1
-            return False
+            return None
         if verdict is None:
-            return False
+            return None
         if verdict.peer not in self._members:
             if not self._make_room(verdict.peer, calls=peer is not None and key is None, now=now):
                 self.rejected["full"] += 1
-                return False
+                return None
             self._order = None
         if verdict.peer not in self._present_before or verdict.record.leaving:
             self._news.add(verdict.peer)
         self._members[verdict.peer] = verdict
-        return True
+        return verdict
 
     def _judged(
         self, sealed: Sealed, data: bytes, now: float, age_s: float

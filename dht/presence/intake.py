@@ -57,13 +57,10 @@ class Intake:
                 return False
             if not self._speaks_with_us(sealed):
                 return False
-        is_new = this.table.take(data, now=this.now(), peer=peer, key=key, age_s=age_s)
-        on_record = this.events.on_record
-        if is_new and on_record is not None and isinstance(sealed, Sealed):
-            member = this.table.get(sealed.peer)
-            if member is not None:
-                on_record(member)
-        return is_new
+        member = this.table.take(data, now=this.now(), peer=peer, key=key, age_s=age_s)
+        if member is not None and (on_record := this.events.on_record) is not None:
+            on_record(member)
+        return member is not None
 
     def note_misfit(self, peer: PeerId, misfit: Misfit, text: str) -> None:
         """Report a peer that cannot be in one run with this peer, once."""

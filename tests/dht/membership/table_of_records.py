@@ -45,7 +45,7 @@ class TableOfRecords:
         data = seal(record, identity, key=key, sequence=sequence, ttl_s=30)
         taken = self.table.take(data, now=now)
         assert self.table.rejected.keys() <= {"full", "replayed"}
-        return taken
+        return taken is not None
 
     def live(self, now: float) -> list[PeerId]:
         return [member.peer for member in self.table.live(now)]

@@ -37,7 +37,7 @@ def call(known: PeerTable, caller: Identity, run: str, now: float, sequence: int
     record = record_of(caller, sequence, RunId(run))
     taken = known.take(record, now=now, peer=caller.peer_id)
     known.heard(caller.peer_id, now)
-    return taken
+    return taken is not None
 
 
 def test_a_member_takes_in_its_own_run_only() -> None:
