@@ -3,7 +3,8 @@
 A merge is a pure function of the encoded contributions, their order and their weights, so a
 successor of a dead reducer computes the same bytes. A weighted mean goes tile by tile through the
 processor's cache. Other rules go unit by unit and decode as they add, so beside the encoded
-contributions they hold one unit in fp32 (4 MB at most), CenteredClip three.
+contributions they hold one unit in fp32 (4 MB at most), CenteredClip three; and small units of all
+contributors (another 4 MB), which are decoded once.
 
 A rule is a class with ``merge``, which fills in one unit; ``register`` gives it a name that run
 files can use.
@@ -13,7 +14,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -52,6 +53,10 @@ BATCH_VALUES = 1 << 18
 MANY_VALUES = 1 << 16
 """Values in a batch of small units of one size that a rule merges together."""
 
+KEPT_VALUES = 1 << 20
+"""Values of all contributions to a batch that are decoded once: a rule may need them seven times.
+"""
+
 
 @dataclass(frozen=True, slots=True)
 class Contributions:
@@ -67,6 +72,7 @@ class Contributions:
     codec: Codec
     payloads: tuple[memoryview, ...]
     scratch: Scratch
+    _decoded: dict[int, Float32s] = field(default_factory=dict)
 
     def __len__(self) -> int:
         return len(self.payloads)
@@ -93,6 +99,18 @@ class Contributions:
     def decode(self, index: int, out: Float32s) -> None:
         self.codec.decode(self.payloads[index], self.sizes, out, self.scratch)
 
+    def values(self, index: int, spare: Float32s) -> Float32s:
+        """Return a contribution's values, which nobody changes. They are in ``spare`` if there are
+        too many to be kept."""
+        if (kept := self._decoded.get(index)) is not None:
+            return kept
+        keeps = len(self) * self.size <= KEPT_VALUES
+        values = self.spare(_SPARES + index) if keeps else spare
+        self.decode(index, values)
+        if keeps:
+            self._decoded[index] = values
+        return values
+
     def norms(self) -> list[float]:
         """Return the Euclidean norm of each contribution to a single unit."""
         return [
@@ -105,11 +123,7 @@ class Contributions:
         if self.count == 1:
             return [np.array([norm]) for norm in self.norms()]
         decoded = self.scratch.vector(0, self.size)
-        norms = []
-        for index in range(len(self)):
-            self.decode(index, decoded)
-            norms.append(self.lengths(decoded))
-        return norms
+        return [self.lengths(self.values(index, decoded)) for index in range(len(self))]
 
     def lengths(self, vector: Float32s) -> Float64s:
         """Return the Euclidean norms of the units in a vector."""
@@ -124,8 +138,11 @@ class Contributions:
             self.add(index, weight, accumulator)
 
     def spare(self, index: int) -> Float32s:
-        """Return a work vector for one unit, other than the accumulator."""
+        """Return one of ``_SPARES`` work vectors for one unit, other than the accumulator."""
         return self.scratch.vector(2 + index, self.size)
+
+
+_SPARES = 2
 
 
 class MergeRule(Protocol):
@@ -375,8 +392,7 @@ class CenteredClip(MergesMany):
 
     @staticmethod
     def _from_center(unit: Contributions, index: int, center: Float32s, away: Float32s) -> None:
-        unit.decode(index, away)
-        np.subtract(away, center, out=away)
+        np.subtract(unit.values(index, away), center, out=away)
 
 
 def _quotient(

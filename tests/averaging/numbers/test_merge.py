@@ -304,6 +304,16 @@ def test_the_median_is_the_middle() -> None:
     assert medians([np.array([value]) for value in (4.0, 1.0, 2.0, 100.0)]) == 3.0
 
 
+@pytest.mark.parametrize("rule", ["rda", "centered_clip"])
+def test_a_merge_is_the_same_whether_or_not_contributions_are_decoded_once(
+    rule: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    vectors, weights = contributions(5), [0.1, 0.3, 0.2, 0.3, 0.1]
+    kept = merged(rule, vectors, weights)
+    monkeypatch.setattr(merge, "KEPT_VALUES", 0)
+    assert np.array_equal(merged(rule, vectors, weights), kept)
+
+
 def test_a_new_rule_is_ten_lines_and_a_name(monkeypatch: pytest.MonkeyPatch) -> None:
     # Its name would stand in what other tests of this process read.
     monkeypatch.setattr(merge, "_rules", dict(merge._rules))
