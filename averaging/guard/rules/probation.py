@@ -229,14 +229,16 @@ class Probation(Electors):
         """Return how much of the required work this peer has done; 1 or more: it is established."""
         if self.trusted(peer):
             return math.inf
+        work, tokens = self._seen.get(peer), self._tokens_unseen.get(peer, 0)
+        if work is None and not tokens and required.rounds > 0:
+            return 0.0  # first: each message of a round asks it of all keys in view
         if self.is_struck(peer, now) and not required.pardons:
             return 0.0
         if not self.is_on:
             return math.inf
-        work = self._seen.get(peer)
         missed = work.missed if work is not None else 0
         if missed <= self.policy.rounds:
-            has_credit = 0.0 < required.tokens <= self._tokens_unseen.get(peer, 0)
+            has_credit = 0.0 < required.tokens <= tokens
             if has_credit or (work is not None and work.founding and self.saw_most):
                 return math.inf
         if work is None:
