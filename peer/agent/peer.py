@@ -388,8 +388,17 @@ class Peer:
                 self._remember_offer(peer, f"left out, {where}: {self.board.names.within(why)}")
 
     def _made_version(self, fragment: int, version: int) -> None:
-        """This peer has made a version, in a round or alone."""
-        if fragment == 0 and self.held_out.is_my_turn(version, self.others_who_train()):
+        """This peer has made a version, in a round or alone.
+
+        Keys that have never worked measure nothing, and would have most of the turns.
+        """
+        averager = self.averager
+        able = (
+            peer
+            for peer in self.others_who_train()
+            if averager is None or averager.is_established(peer)
+        )
+        if fragment == 0 and self.held_out.is_my_turn(version, able):
             self.role.on_turn_to_measure(version, self.merged_tokens())
 
     def _remember_offer(self, peer: PeerId, outcome: str) -> None:

@@ -353,6 +353,25 @@ def test_a_peer_that_trains_alone_measures_each_version_that_it_makes(
     assert delegate.to_measure == [(1, 900), (2, 900)]
 
 
+def test_keys_that_never_worked_have_no_turn_to_measure_the_held_out_loss(
+    made: tuple[Peer, Hearing], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A hundred keys had 24 turns of 25, and the run had no held-out loss."""
+    peer, delegate = made
+    monkeypatch.setattr(Peer, "merged_tokens", lambda local: 900)
+
+    async def live() -> None:
+        peer.averager = SimpleNamespace(is_established=lambda other: False)  # type: ignore[assignment]
+        now = asyncio.get_running_loop().time()
+        for number in range(100):
+            peer.view[PeerId(f"cheap {number}")] = training(now)
+        for version in range(1, 11):
+            peer.averager_event("folded", {"fragment": 0, "version": version})
+
+    asyncio.run(live())
+    assert [version for version, _ in delegate.to_measure] == list(range(1, 11))
+
+
 async def test_the_held_out_loss_is_measured_and_told_anew_after_a_rollback(
     made: tuple[Peer, Hearing],
 ) -> None:
