@@ -166,6 +166,7 @@ async def take_part(
     # The verdict may have come before there was an averager to hear of it.
     averager.set_reachable(network.can_serve)
     network.presence.go_by_clocks_of(averager.is_established)
+    network.counts = averager.is_established
     network.host.prefers = averager.worth
     coroutines = [
         ("averager", averager.run()),

@@ -129,14 +129,17 @@ class Meetings:
         *,
         me: PeerId,
         members: Callable[[], Mapping[PeerId, bool | None]],
+        counts: Callable[[PeerId], bool],
     ) -> None:
-        """``members``: the other live members, and whether they can be dialled."""
+        """``members``: the other live members, and whether they can be dialled. One that does not
+        count is looked at where none does: its record says what its author likes."""
         self._me = me
         self._is_hub = False
         self.met: dict[PeerId, bool] = {}
         """Whether a direct connection with each could be opened."""
         self._presence = presence
         self._members = members
+        self._counts = counts
 
     def __repr__(self) -> str:
         return f"Meetings({self.met})"
@@ -150,7 +153,8 @@ class Meetings:
         """Meet the others for ever. ``changed`` is called after every change."""
         while True:
             before = dict(self.met), self._is_hub
-            members = self._members()
+            everybody = self._members()
+            members = {p: each for p, each in everybody.items() if self._counts(p)} or everybody
             wanted = to_meet(self._presence.reachable, members, me=self._me)
             self._is_hub = self._me in hubs((self._me, *members))
             self.met = {peer: met for peer, met in self.met.items() if peer in wanted}
@@ -243,7 +247,11 @@ class Network:
         self._told_outdated = False
         """This peer's release was found to be older than those of most others."""
         self._banned: asyncio.Queue[tuple[PeerId, str]] = asyncio.Queue()
-        self._meetings = Meetings(presence, me=seat.me, members=self._dialable_members)
+        self.counts: Callable[[PeerId], bool] = lambda peer: True
+        """True if what a member says of itself counts."""
+        self._meetings = Meetings(
+            presence, me=seat.me, members=self._dialable_members, counts=self._counts
+        )
         if host.lane is not None:
             host.lane.relay.judge = self._judge_circuit
             host.lane.relay.meter = guest.meter_relayed
@@ -295,6 +303,9 @@ class Network:
             if (reason := await self.presence.door.refusal(end)) is not None:
                 return reason
         return None
+
+    def _counts(self, peer: PeerId) -> bool:
+        return self.counts(peer)
 
     def _dialable_members(self) -> Mapping[PeerId, bool | None]:
         followers = set(self.followers())

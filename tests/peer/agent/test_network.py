@@ -77,9 +77,10 @@ def after(
     members: dict[PeerId, bool | None],
     *steps: Callable[[], object],
     me: PeerId = ANNA,
+    counts: Callable[[PeerId], bool] = lambda peer: True,
 ) -> tuple[Meetings, list[bool]]:
     """Run meetings; each step is done after a round of them. Also returns ``complete`` at each."""
-    meetings = Meetings(cast(Presence, network), me=me, members=lambda: members)
+    meetings = Meetings(cast(Presence, network), me=me, members=lambda: members, counts=counts)
     seen: list[bool] = []
 
     async def scenario() -> None:
@@ -128,6 +129,16 @@ def test_a_peer_that_not_everybody_meets_does_not_serve_in_a_large_run() -> None
     _, seen = after(Homes(), many, many.popitem, me=ZOE)
     assert seen == [False, True], "until the run is small enough"
     assert after(Homes(), many, me=ANNA)[1] == [True]
+
+
+def test_a_key_that_never_worked_keeps_nobody_behind_routers_from_meeting_the_others() -> None:
+    """One record ended all merges: it said that its author can be dialled, or could not be met."""
+    network = Homes()
+    network.apart.add(ZOE)
+    for says in (True, False):
+        members: dict[PeerId, bool | None] = {BORIS: False, ZOE: says}
+        meetings, seen = after(network, members, counts=lambda peer: peer == BORIS)
+        assert meetings.met == {BORIS: True} and seen == [True]
 
 
 def test_a_connection_that_is_lost_is_opened_again() -> None:
