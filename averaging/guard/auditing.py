@@ -699,7 +699,7 @@ class Auditing(Guard):
         for name, kept in self._proofs.items():
             told = self._told.setdefault(name, {})
             for peer in hearers:
-                if peer not in self.convicted and told.get(peer, 0.0) <= now:
+                if peer not in self.convicted and told.get(peer, -math.inf) <= now:
                     told[peer] = now + TELL_AGAIN_S
                     around.send(peer, Accused(0, name, kept.about))
             for gone in told.keys() - set(hearers):

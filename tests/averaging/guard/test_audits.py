@@ -254,6 +254,18 @@ async def test_a_proof_is_named_to_peers_that_have_a_link_here_or_count() -> Non
         assert not anna.averager.transport.counters["dials_failed"]
 
 
+async def test_a_proof_is_named_whatever_the_clock_of_who_has_it_says() -> None:
+    """Two honest peers of three followed a liar for minutes that the third one had convicted."""
+    async with swarm(MemoryNetwork()) as made:
+        anna, *others = await honest(made, EVERYTHING, clock_offset_s=-1e5)
+        mallory = await made.add("mallory", policy=EVERYTHING)
+        await made.live(30.0)
+        head = two_votes_of("mallory")
+        whole(anna.averager).convict(Guilty(mallory.id, "signed two seals"), Proof(head))
+        await made.live(20.0)
+        assert convicts(others) == [{mallory.id}] * 2
+
+
 async def test_who_is_established_takes_one_look_at_all_in_view(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

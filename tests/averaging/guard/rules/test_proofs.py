@@ -27,6 +27,7 @@ from averaging.guard.rules.proofs import (
 )
 from averaging.history.claims import Claim
 from averaging.messages import BadMessage, Stamp
+from averaging.numbers import chunks
 from averaging.numbers.chunks import root_of
 from averaging.numbers.codecs import codec_names
 from averaging.numbers.merge import rule_names
@@ -92,7 +93,10 @@ def test_a_delegate_that_bundles_falsely_is_convicted_like_a_reducer(kind: str) 
 
 
 @pytest.mark.parametrize("name", [each for each in ROUNDS if "pieces" in each])
-def test_a_lie_in_one_piece_is_seen_in_that_piece_alone(name: str) -> None:
+def test_a_lie_in_one_piece_is_seen_in_that_piece_alone(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(chunks, "CHUNK_MIN_VALUES", 1)
     round_ = Round(ROUNDS[name])
     ends = [place.stop for _, place in round_.cutting.pieces(SLICE, merged=True)]
     right = round_.right()
