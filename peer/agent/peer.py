@@ -26,6 +26,7 @@ from averaging.numbers.layout import Layout
 from averaging.rules.peer_view import PeerView
 from dht.bounded_mapping import BoundedMapping, by_age
 from dht.identity import PeerId
+from dht.limits import Rate
 from dht.membership.credentials import Directive
 from dht.presence.this_peer import PresenceEvent
 from dht.records import ContributionCounters
@@ -165,6 +166,7 @@ class Peer:
         self._merged_tokens = 0
         self._is_alone = False
         self._failures = Repeats()
+        self._lines = Rate[str].in_a_minute(LINES_PER_MINUTE)
         self._reach = Reach()
 
     def __repr__(self) -> str:
@@ -269,9 +271,19 @@ class Peer:
             service.note(name, fields)
         self.role.note(name, fields)
 
+    def _is_flood(self, name: str, fields: Fields) -> bool:
+        """True if too many such lines were told of a peer, or of all that do not count."""
+        if name not in CAUSED_BY_ANYBODY:
+            return False
+        peer, averager = fields["peer"], self.averager
+        author = peer if averager is not None and averager.is_established(peer) else ""
+        return not self._lines.spend(author, time.monotonic())
+
     def hear_presence(self, event: PresenceEvent) -> None:
         """Report what has happened among the peers of the run, and do what follows from it."""
         fields = dict(event.fields)
+        if self._is_flood(event.name, fields):
+            return
         peer = fields.get("peer")
         if isinstance(peer, str):
             member = self.network.presence.table.get(PeerId(peer))
@@ -312,6 +324,8 @@ class Peer:
 
     def averager_event(self, name: str, fields: Fields) -> None:
         """Report an event of the averager to the log, and some of them to people."""
+        if self._is_flood(name, fields):
+            return
         if name == "state_adopted":
             # The rounds of rosters that closed without this peer: no other event tells of them.
             self.rounds_missed += fields["missed"]
@@ -540,6 +554,14 @@ PAUSE_MAX_S = 3600.0
 
 SENTENCES_MAX = 64
 """Those that may be told again first are forgotten beyond it, and told anew."""
+
+LINES_PER_MINUTE = 240
+"""Lines of the event log that a peer which counts may cause in a minute, and all others together.
+Keys cost nothing, and the log forgets its first lines: one key filled it within ten minutes."""
+
+CAUSED_BY_ANYBODY = frozenset(
+    ("refused", "link_lost", "peer_joined", "peer_left", "peer_lost", "hello_refused", "other_run")
+)
 
 
 class Repeats:

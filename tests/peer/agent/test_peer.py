@@ -28,7 +28,7 @@ from dht.memory.virtual_loop import run as virtual_run
 from peer.agent import peer as peer_module
 from peer.agent.figures import work_in_progress
 from peer.agent.idleness import OwnersRest
-from peer.agent.peer import PAUSE_MAX_S, SENTENCES_MAX, Peer, Repeats
+from peer.agent.peer import LINES_PER_MINUTE, PAUSE_MAX_S, SENTENCES_MAX, Peer, Repeats
 from peer.agent.services import Fields, Role
 from peer.guest.enforcement import write_limits
 from peer.rules.ending import Heard
@@ -112,6 +112,24 @@ def training(at: float) -> PeerView:
         step_time_s=1.0,
         bytes_per_s=None,
     )
+
+
+def test_keys_that_do_not_count_do_not_push_all_else_out_of_the_event_log(
+    made: tuple[Peer, Hearing],
+) -> None:
+    """One key that sent rubbish had the log of months be one of rubbish within ten minutes."""
+    peer, _ = made
+    peer.averager = SimpleNamespace(is_established=BORIS.__eq__)  # type: ignore[assignment]
+    for number in range(1000):
+        rubbish = {"kind": "message", "reason": "not msgpack"}
+        peer.averager_event("refused", {"peer": PeerId(f"cheap {number}"), **rubbish})
+    peer.averager_event("refused", {"peer": BORIS, "kind": "message", "reason": "not msgpack"})
+    peer.averager_event("convicted", {"peer": CLARA, "reason": "lied", "proof": "ab"})
+    told = [
+        each for each in read_events(peer.log.path) if each["event"] in ("refused", "convicted")
+    ]
+    assert LINES_PER_MINUTE < len(told) < 2 * LINES_PER_MINUTE
+    assert [event["peer"] for event in told[-2:]] == [BORIS, CLARA]
 
 
 def test_being_alone_is_reported_once_until_somebody_else_trains(
