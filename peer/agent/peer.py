@@ -282,13 +282,14 @@ class Peer:
     def hear_presence(self, event: PresenceEvent) -> None:
         """Report what has happened among the peers of the run, and do what follows from it."""
         fields = dict(event.fields)
-        if self._is_flood(event.name, fields):
-            return
         peer = fields.get("peer")
         if isinstance(peer, str):
             member = self.network.presence.table.get(PeerId(peer))
             if member is not None:
                 fields["name"] = member.record.name
+                self.board.names.learn(peer, member.record.name)
+        if self._is_flood(event.name, fields):
+            return
         self.event(event.name, text=event.text, **fields)
         if event.name == "directive":
             self.follow_directive(self.network.presence.door.admission.owners_directive)
