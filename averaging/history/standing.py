@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
 from typing import TypeAlias
 
 import msgspec
@@ -182,56 +181,27 @@ def after_commit(
     history stands for it) and the tokens of its link in the chain: complete it by
     ``with_merged_map``.
     """
-    version = commit.version
-    if commit.melds:
-        grown = _grown(_Sealed(round_id, tuple(seal), tuple(digests), commit))
-        chain = standing.chain.united(grown.links)
-        chain = chain.extended(Link(version, grown.history, standing.merged.tokens))
-        return Standing(version, grown.history, chain, standing.merged, grown.history)
-    parents = [standing.lineage]  # members of a merge stay on their own lineage
-    history = after_round(parents, round_id, seal_digest(seal), digests)
-    return _extended(standing, version, history, merged_after(standing.merged, commit, seal))
+    # Members of a merge stay on their own lineage.
+    parents = sealed_parents(commit, seal) if commit.melds else [standing.lineage]
+    version, history = commit.version, after_round(parents, round_id, seal_digest(seal), digests)
+    if not commit.melds:
+        return _extended(standing, version, history, merged_after(standing.merged, commit, seal))
+    shown = [
+        link
+        for parent, links in zip(commit.parents, commit.ancestors, strict=True)
+        if parent.lineage in parents
+        for link in links
+        if link.version < version
+    ]
+    tip = Link(version, history, standing.merged.tokens)
+    chain = standing.chain.united(shown).extended(tip)
+    return Standing(version, history, chain, standing.merged, history)
 
 
 def _extended(standing: Standing, version: int, history: bytes, merged: MergedMap) -> Standing:
     lineage = bound(history, merged.digest())
     chain = standing.chain.extended(Link(version, lineage, merged.tokens))
     return Standing(version, lineage, chain, merged, history)
-
-
-@dataclass(frozen=True, slots=True)
-class _Sealed:
-    """The end of a round. The commit is identified by the round's name."""
-
-    round: bytes
-    seal: tuple[int, ...]
-    digests: tuple[bytes, ...]
-    commit: Commit = field(compare=False)
-
-
-@dataclass(frozen=True, slots=True)
-class _Grown:
-    """The result of a meld, which is the same for all members whatever their lineages."""
-
-    history: bytes
-    links: tuple[Link, ...]
-    """Links of the chains that the members showed, oldest first."""
-
-
-@lru_cache(maxsize=128)
-def _grown(sealed: _Sealed) -> _Grown:
-    """Return the result of a meld. Simulators ask for it once per member."""
-    commit = sealed.commit
-    parents = sealed_parents(commit, sealed.seal)
-    shown = {
-        link.lineage: link
-        for parent, links in zip(commit.parents, commit.ancestors, strict=True)
-        if parent.lineage in parents
-        for link in links
-        if link.version < commit.version
-    }
-    history = after_round(parents, sealed.round, seal_digest(sealed.seal), sealed.digests)
-    return _Grown(history, tuple(sorted(shown.values(), key=lambda link: link.version)))
 
 
 def sealed_parents(commit: Commit, seal: Sequence[int]) -> tuple[Lineage, ...]:
