@@ -549,22 +549,19 @@ Message: TypeAlias = (
     | Bits | Accused | Directed | Suspected
 )  # fmt: skip
 
-OWN = "own"
-MERGED = "merged"
-NOTHING = "nothing"
-
 
 class Opening(_Part, frozen=True, kw_only=True):
-    """First frame of a bulk stream. ``what``: the sender's own slice, or the merged one."""
+    """First frame of a bulk stream, on which the merged slice comes back."""
 
     fragment: Index
     round: Digest
     slice: Index
-    what: Annotated[str, Meta(pattern="^(own|merged|nothing)$")] = OWN
+    gives: bool = True
+    """False: the sender has nothing to give, and waits."""
     commit: Annotated[bytes, Meta(max_length=MESSAGE_MAX_BYTES - 1024)]
     signature: Signature
     riders: Indices = ()
-    """Members of the sender's site whose contributions are in the slice as well (``own`` only)."""
+    """Members of the sender's site whose contributions are in what it gives as well."""
 
 
 _T = TypeVar("_T")

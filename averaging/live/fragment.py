@@ -318,7 +318,9 @@ class FragmentWork:
             case effects.Reduce():
                 self._reducing(effect.round).reduce(effect.slice)
             case effects.Upload():
-                self.exchanges[effect.round].uploading.upload(effect.slice, effect.to, effect.what)
+                self.exchanges[effect.round].uploading.upload(
+                    effect.slice, effect.to, gives=effect.gives
+                )
             case effects.Merge():
                 reducing = self._reducing(effect.round)
                 reducing.merge(effect.slice, effect.contributors, effect.weights)

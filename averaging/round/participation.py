@@ -21,7 +21,7 @@ import math
 
 from averaging import messages
 from averaging.history.standing import after_commit, sealed_parents
-from averaging.messages import MERGED, NOTHING, OWN, Message
+from averaging.messages import Message
 from averaging.round.interface.effects import (
     Answer,
     Apply,
@@ -249,11 +249,7 @@ class Participation:
         return Coordinator(self._fragment, self.signed, ballot, self.reducers, acceptor, now=now)
 
     def _upload(self, index: int) -> None:
-        if self.slices.digests[index] is not None and self.reducers[index] != self._id.me:
-            what = MERGED
-        else:
-            what = OWN if self.may_contain_own_work() else NOTHING
-        self._emit(Upload(self.id, index, self.reducers[index], what))
+        self._emit(Upload(self.id, index, self.reducers[index], self.may_contain_own_work()))
 
     def _ask_for_slices(self) -> None:
         """Open streams again that failed, with nothing to send, as the seal is without this peer.
@@ -310,7 +306,6 @@ class Participation:
             return  # this peer applies what it merges; another reducer may have merged falsely
         self.slices.claim(index, arrived.parents, arrived.contributors)
         if state is not None and state.merged is None:
-            self._note("merged_slice_handed_over", slice=index)
             state.merged = digest
             self._emit(Answer(self.id, index))
         self._have(index, digest, now)

@@ -1,7 +1,7 @@
 """The streams of a round: their slices, ends and contents, and the answers that go back on them.
 
-The round machine names a slice, its reducer and whether the own contribution, the merged slice or
-nothing is to be sent (``effects.Upload``). ``Traffic`` turns that into streams: members of one site
+The round machine names a slice, its reducer and whether the own contribution is to be sent
+(``effects.Upload``). ``Traffic`` turns that into streams: members of one site
 send to their delegate instead (``averaging.rules.sites``), a delegate sends the bundle of its site,
 a reducer answers its uploads. ``BundleRoster`` decides who is in a bundle.
 
@@ -15,7 +15,7 @@ import enum
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from averaging.messages import MERGED, NOTHING, OWN, Commit, Opening
+from averaging.messages import Commit, Opening
 from averaging.round.interface.effects import Enter
 from averaging.rules.sites import Share, carries, riders_of, shares
 from averaging.rules.usual_norms import UploadNorm, outlying
@@ -30,11 +30,11 @@ AGAIN_S = 0.3
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """One slice, the peer that its stream goes to, and what is sent there before the answer."""
+    """One slice, the peer that its stream goes to, and whether the own part is sent there first."""
 
     slice: int
     to: PeerId
-    what: str
+    gives: bool
     by_delegate: bool = False
     """``to`` is the delegate of the sender's site and not the slice's reducer."""
     after_s: float = 0.0
@@ -44,7 +44,6 @@ class Route:
 class Incoming(enum.Enum):
     """Kinds of incoming streams, from the point of view of the peer that takes them."""
 
-    MERGED = "a merged slice that this peer lacks"
     RIDER = "the contribution of a rider, for the bundle"
     EMPTY_RIDER = "a rider that has nothing to give and waits"
     OWN = "a contribution, or a bundle, to be merged"
@@ -102,36 +101,33 @@ class Traffic:
 
     # Outgoing
 
-    def upload(self, index: int, to: PeerId, what: str) -> Route | None:
+    def upload(self, index: int, to: PeerId, *, gives: bool) -> Route | None:
         """The stream for an ``Upload``, which replaces an earlier one of that slice.
 
         ``None``: the delegate has the slice already, and sends it wherever it is wanted.
         """
         self._wanted[index] = to
         by_delegate = False
-        if what == OWN and self.rides:
+        if gives and self.rides:
             if self._delegate is None:
-                what = NOTHING  # in the bundle or not at all: it must not be merged twice
+                gives = False  # in the bundle or not at all: it must not be merged twice
             elif index in self._by_delegate:
                 return None
             else:
                 self._by_delegate.add(index)
                 to, by_delegate = self._delegate, True
-        if what == OWN and not self.gives:
-            what = NOTHING
-        return Route(index, to, what, by_delegate)
+        return Route(index, to, gives and self.gives, by_delegate)
 
     def opening(self, route: Route) -> Opening:
         """The header of a stream, made when it opens: the contribution may have proved unfit."""
-        what = NOTHING if route.what == OWN and not self.gives else route.what
         return Opening(
             fragment=self.commit.fragment,
             round=self.enter.round,
             slice=route.slice,
-            what=what,
+            gives=route.gives and self.gives,
             commit=self.enter.encoded,
             signature=self.enter.signature,
-            riders=(self.inside or ()) if route.what == OWN else (),
+            riders=(self.inside or ()) if route.gives else (),
         )
 
     def broke(self, route: Route) -> list[Route] | None:
@@ -149,18 +145,16 @@ class Traffic:
             self._again.add(route.slice)
             return [replace(route, after_s=AGAIN_S)]
         self._delegate = None
-        again = [self.upload(i, to, OWN) for i, to in sorted(self._wanted.items())]
+        again = [self.upload(i, to, gives=True) for i, to in sorted(self._wanted.items())]
         return [each for each in again if each is not None and each.slice not in self.merged]
 
     # Incoming
 
     def arriving(self, opening: Opening, entry: int) -> Incoming:
         """The kind of a stream that the round machine has admitted. ``entry``: its sender's."""
-        if opening.what == MERGED:
-            return Incoming.MERGED
         if self.is_rider(entry):
-            return Incoming.RIDER if opening.what == OWN else Incoming.EMPTY_RIDER
-        if opening.what == OWN:
+            return Incoming.RIDER if opening.gives else Incoming.EMPTY_RIDER
+        if opening.gives:
             return Incoming.OWN
         if self.commit.members[entry].delegate is None:
             return Incoming.EMPTY

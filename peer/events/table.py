@@ -150,7 +150,6 @@ _COURSE_OF_A_ROUND = _plain(
         "entered": "members, slices, kind",
         "sealed": "ballot, contributors, reason",
         "learned_seal": "contributors, mine",
-        "merged_slice_handed_over": "slice",
         "applying": "contributors, mine",
         "finished": "version, contained, kind, took_s",
         "caught_up": "version",

@@ -8,7 +8,6 @@ slice.
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -57,8 +56,6 @@ class Reducing:
         self._traffic = parts.traffic
         self._bundling = bundling
         self._expected: dict[tuple[int, int], Expected] = {}
-        self._merged_streams: Counter[int] = Counter()
-        """Streams under way that bring a merged slice, by slice."""
         self._maps: dict[int, ParentMap] = {}
         """Merged maps by parent, as they came with slice 0 where states travel."""
         self._answerable = [asyncio.Event() for _ in parts.merged]
@@ -107,8 +104,6 @@ class Reducing:
         try:
             async with asyncio.timeout_at(self.parts.end_at):
                 match incoming:
-                    case Incoming.MERGED:
-                        await self._receive_merged(bulk, index)
                     case Incoming.RIDER | Incoming.EMPTY_RIDER:
                         assert self._bundling is not None
                         if incoming is Incoming.RIDER:
@@ -216,30 +211,14 @@ class Reducing:
         if expected is not None and not expected.arrived and not expected.streams:
             self._refuse(index, entry, f"its upload broke off: {reason}", riders)
 
-    async def _receive_merged(self, bulk: Bulk, index: int) -> None:
-        """A member that has the merged slice gives it to this peer, its new reducer."""
-        data, digest = await self.read_merged(bulk, index)
-        self.keep_merged(index, data, digest)
-        await bulk.grant()
-        await bulk.finished()
-
-    async def read_merged(self, bulk: Bulk, index: int) -> tuple[memoryview, bytes]:
-        """Read a merged slice that another peer made, with its digest, into memory of its own: this
-        peer reduces the slice, and may merge it meanwhile."""
-        parts = self.parts
-        if self._merged_streams[index] >= STREAMS_MAX:
-            raise BulkRefused(bulk.remote, "this slice is being received already")
-        self._merged_streams[index] += 1
-        try:
-            data = parts.room_for(bulk, len(parts.merged[index].data))
-            return data, await parts.receive_merged(bulk, index, data)
-        finally:
-            self._merged_streams[index] -= 1
-
-    def keep_merged(self, index: int, data: memoryview, digest: bytes) -> None:
-        """Take a merged slice that was read, unless it is here or is being merged."""
+    async def read_merged(self, bulk: Bulk, index: int) -> None:
+        """Read a slice that another peer was given to merge as well, into memory of its own: this
+        peer reduces it too, and may merge it meanwhile. Take it unless it does."""
         parts = self.parts
         growing = parts.merged[index]
+        data = parts.room_for(bulk, len(growing.data))
+        digest = await parts.receive_merged(bulk, index, data)
+        await bulk.finished()
         if not growing.filled and not self._answerable[index].is_set():  # not being merged here
             growing.data[:] = data
             growing.grow(len(data))

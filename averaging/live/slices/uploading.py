@@ -16,7 +16,6 @@ from averaging.live.slices.parts import Parts, WorldErrors, send_growing
 from averaging.live.slices.reducing import Reducing
 from averaging.live.streams.bulk import Bulk
 from averaging.live.streams.links import Transport
-from averaging.messages import MERGED, NOTHING, OWN
 from averaging.round.interface.inputs import UploadFailed
 from averaging.round.traffic import Route
 from dht.errors import StreamBroken
@@ -38,9 +37,9 @@ class Uploading:
         self._transport = transport
         self._uploads: dict[int, asyncio.Task[None]] = {}
 
-    def upload(self, index: int, to: PeerId, what: str) -> None:
+    def upload(self, index: int, to: PeerId, *, gives: bool) -> None:
         """Carry out ``Upload``. One of a slice replaces an earlier one of it."""
-        route = self.parts.traffic.upload(index, to, what)
+        route = self.parts.traffic.upload(index, to, gives=gives)
         if route is not None:
             self._go(route)
 
@@ -51,7 +50,7 @@ class Uploading:
         if route.to != self.parts.me:
             work = self._upload(route, before)
             self._uploads[route.slice] = self.parts.start(work, "upload")
-        elif route.what == OWN:
+        elif route.gives:
             work = self._reducing.hand_over(route.slice)
             self._uploads[route.slice] = self.parts.start(work, "hand over")
 
@@ -63,14 +62,14 @@ class Uploading:
             async with asyncio.timeout_at(parts.end_at):
                 if route.after_s:
                     await asyncio.sleep(route.after_s)
-                if route.what == OWN and self._bundling is not None:
+                if route.gives and self._bundling is not None:
                     await self._bundling.decided.wait()
                 opening = parts.traffic.opening(route)
                 bulk = await self._transport.open_bulk(route.to, said.encode_opening(opening))
                 bulk.since = parts.entered_at
                 try:
                     with parts.tally.over(bulk):
-                        await self._converse(bulk, route.slice, opening.what)
+                        await self._converse(bulk, route.slice, gives=opening.gives)
                 finally:
                     bulk.abort()
         except WorldErrors as error:
@@ -83,38 +82,27 @@ class Uploading:
             for each in instead:
                 self._go(each)
 
-    async def _converse(self, bulk: Bulk, index: int, what: str) -> None:
+    async def _converse(self, bulk: Bulk, index: int, *, gives: bool) -> None:
         """Send the own part, then read the merged slice.
 
         A peer that refuses an upload says so and hangs up, also in the middle of it.
         """
         try:
-            await self.send_part(bulk, index, what)
+            if gives:
+                await self.send_part(bulk, index)
         except StreamBroken:
             await bulk.granted(timeout_s=HANGS_UP_WITHIN_S)
             raise
         remaining_s = max(0.1, self.parts.end_at - asyncio.get_running_loop().time())
         if but := await bulk.granted(timeout_s=remaining_s):
             self.parts.event("not_taken", slice=index, by=bulk.remote, reason=but)
-        if what == MERGED:
-            await bulk.finish()
-            return
         await self._read_merged(bulk, index)
 
-    async def send_part(self, bulk: Bulk, index: int, what: str) -> None:
-        """Send what belongs on a stream before its answer."""
+    async def send_part(self, bulk: Bulk, index: int) -> None:
+        """Send the own part of a slice."""
         parts = self.parts
-        if what == NOTHING:
-            return
         if parts.traffic.has_maps(index):
-            maps = parts.encoded_maps
-            if what == OWN:
-                maps = await parts.threads.run(encode_maps, parts.own_maps)
-            await bulk.send_sized(maps)
-        if what == MERGED:
-            await bulk.send(parts.merged[index].data)
-            await bulk.send_frame(encode_statement(parts.evidence.merged[index].statement))
-            return
+            await bulk.send_sized(await parts.threads.run(encode_maps, parts.own_maps))
         assert parts.own is not None
         await send_growing(bulk, parts.own[index])
         claim = parts.evidence.claim_own(index, parts.traffic.inside or ())
@@ -126,9 +114,7 @@ class Uploading:
         if growing.filled:
             return  # it came another way; an empty slice never has, and is still reported
         if index in parts.traffic.reduces:
-            data, digest = await self._reducing.read_merged(bulk, index)
-            await bulk.finished()
-            self._reducing.keep_merged(index, data, digest)
+            await self._reducing.read_merged(bulk, index)
             return
         digest = await parts.receive_merged(bulk, index, growing.data)
         await bulk.finished()

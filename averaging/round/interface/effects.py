@@ -60,17 +60,16 @@ class Reduce(Struct, frozen=True):
 class Upload(Struct, frozen=True):
     """Send slice ``slice`` to its reducer on a stream of its own, and wait there for the answer.
 
-    ``what`` is ``"own"``: the encoded contribution, kept until ``Forget``; ``"merged"``: the merged
-    slice, which the reducer lacks; ``"nothing"``: only wait. An upload to this peer itself is a
-    local hand-over. The answer is ``MergedArrived`` (at the reducer itself ``SliceMerged``), the
-    failure ``UploadFailed``. At the reducer: ``UploadArrived``. An upload of the same slice
-    replaces an earlier one.
+    The encoded contribution is kept until ``Forget``. ``gives``: send it; else only wait. An upload
+    to this peer itself is a local hand-over. The answer is ``MergedArrived`` (at the reducer itself
+    ``SliceMerged``), the failure ``UploadFailed``. At the reducer: ``UploadArrived``. An upload of
+    the same slice replaces an earlier one.
     """
 
     round: bytes
     slice: int
     to: PeerId
-    what: str
+    gives: bool
 
 
 class Merge(Struct, frozen=True):

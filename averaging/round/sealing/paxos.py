@@ -340,7 +340,7 @@ class Coordinator:
         index = self.commit.index(peer)
         if index is not None:
             if self.phase is BallotPhase.FORSWEARING and index not in self.finished:
-                self.phase = BallotPhase.SEALED  # it can hand over what is missing
+                self.phase = BallotPhase.SEALED  # it can send what is missing
             self.finished[index] = peer
         return len(self.finished.keys() | self.gone.keys()) >= len(self.commit.members)
 
@@ -413,9 +413,9 @@ class Coordinator:
             self._seal("the upload deadline has come", now)
 
     def _look_for_lost_slices(self, now: float, *, i_finished: bool) -> None:
-        """Ask all to forswear a sealed round if no member can hand over the missing slices."""
+        """Ask all to forswear a sealed round if no member can send the missing slices."""
         self.deadline = now + self.commit.upload_s
-        # Finished members have been asked to hand over the missing slices.
+        # Finished members have been asked to reduce the missing slices.
         unfinished = set(self.commit.voters).difference(self.finished)
         if self.stuck and not i_finished and len(unfinished) >= self.commit.majority:
             self._note("forswearing", ballot=self.ballot, slices=len(self.stuck))
@@ -512,10 +512,7 @@ class Coordinator:
         return frozenset(index for index, why in self.gone.items() if why != DEAD)
 
     def _is_lost(self, complete: tuple[int, ...], now: float) -> bool:
-        """True if the uploads that the new reducer of a sealed slice lacks went with the dead.
-
-        It has those of all others: a member that had the merged slice would have sent that instead.
-        """
+        """True if the uploads that the new reducer of a sealed slice lacks went with the dead."""
         lacking = set(range(len(self.commit.members))).difference(complete)
         gone = all(self._is_down(self.commit.members[index].peer, now) for index in lacking)
         return gone and not lacking.isdisjoint(self.value or VOID)
@@ -601,7 +598,8 @@ class Coordinator:
         if count >= limit or not candidates:
             return
         worked = [peer for peer in candidates if self.commit.index(peer) in self.commit.voters]
-        candidates = worked or candidates
+        # Who has finished has the merged slice.
+        candidates = [p for p in worked if p in self.finished.values()] or worked or candidates
         # The next in rank after the failed one, so that several lost slices are spread.
         index = self.commit.index(before)
         later = [p for p in candidates if (self.commit.index(p) or 0) > (index or 0)]

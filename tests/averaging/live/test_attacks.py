@@ -422,13 +422,13 @@ async def test_an_invented_merged_map_is_a_bad_upload_and_no_more(
 ) -> None:
     send = Uploading.send_part
 
-    async def part(self: Uploading, bulk: Any, index: int, what: str) -> None:
+    async def part(self: Uploading, bulk: Any, index: int) -> None:
         own = self.parts.own_maps
-        if self.parts.me == MALLORY.peer_id and what == said.OWN:
+        if self.parts.me == MALLORY.peer_id:
             self.parts.own_maps = {
                 parent: replace(each, merged=fake(each.merged)) for parent, each in own.items()
             }
-        await send(self, bulk, index, what)
+        await send(self, bulk, index)
         self.parts.own_maps = own
 
     monkeypatch.setattr(Uploading, "send_part", part)

@@ -64,9 +64,9 @@ def tamper(
     """Mallory sends something else than what it has encoded."""
     honest_part = Uploading.send_part
 
-    async def part(self: Uploading, bulk: Bulk, index: int, what: str) -> None:
-        if self.parts.me != MALLORY or what != said.OWN or self.parts.own is None:
-            await honest_part(self, bulk, index, what)
+    async def part(self: Uploading, bulk: Bulk, index: int) -> None:
+        if self.parts.me != MALLORY or self.parts.own is None:
+            await honest_part(self, bulk, index)
             return
         growing = self.parts.own[index]
         while growing.filled < len(growing.data):
@@ -149,10 +149,10 @@ def uploads_of_mallory(monkeypatch: pytest.MonkeyPatch) -> Counter[tuple[bytes, 
     tries: Counter[tuple[bytes, int]] = Counter()
     converse = Uploading._converse
 
-    async def counted(self: Uploading, bulk: Bulk, index: int, what: str) -> None:
-        if self.parts.me == MALLORY and what == said.OWN:
+    async def counted(self: Uploading, bulk: Bulk, index: int, *, gives: bool) -> None:
+        if self.parts.me == MALLORY and gives:
             tries[self.parts.round, index] += 1
-        await converse(self, bulk, index, what)
+        await converse(self, bulk, index, gives=gives)
 
     monkeypatch.setattr(Uploading, "_converse", counted)
     return tries
@@ -295,7 +295,7 @@ async def test_a_member_that_carries_others_in_its_upload_harms_nobody(
 
     def lie(self: Traffic, route: Route) -> said.Opening:
         told = opening(self, route)
-        if self._me != MALLORY or route.what != said.OWN or named == "later":
+        if self._me != MALLORY or not route.gives or named == "later":
             return told
         others = tuple(i for i in range(len(self.commit.members)) if i != self.entry)
         riders = {"all others": others, "one other": others[:1], "nobody there": (60_000,)}[named]
@@ -303,12 +303,12 @@ async def test_a_member_that_carries_others_in_its_upload_harms_nobody(
             self.inside = riders  # it signs that they are in it
         return msgspec.structs.replace(told, riders=riders)
 
-    async def lie_later(self: Uploading, bulk: Bulk, index: int, what: str) -> None:
-        await honest_part(self, bulk, index, what)
+    async def lie_later(self: Uploading, bulk: Bulk, index: int) -> None:
+        await honest_part(self, bulk, index)
         traffic = self.parts.traffic
-        if self.parts.me == MALLORY and what == said.OWN and named == "later":
+        if self.parts.me == MALLORY and named == "later":
             others = tuple(i for i in range(len(traffic.commit.members)) if i != traffic.entry)
-            route = Route(index, bulk.remote, said.OWN)
+            route = Route(index, bulk.remote, True)
             again = msgspec.structs.replace(opening(traffic, route), riders=others)
             await self._transport.open_bulk(bulk.remote, said.encode_opening(again))
 
@@ -579,7 +579,6 @@ def test_commits_of_strangers_that_name_a_peer_as_reducer_do_not_fill_its_memory
                     fragment=0,
                     round=said.digest(commit),
                     slice=0,
-                    what=said.OWN,
                     commit=commit,
                     signature=leader.sign(commit),
                 )

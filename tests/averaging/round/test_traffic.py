@@ -7,7 +7,7 @@ from dataclasses import replace
 import msgspec
 
 from averaging import messages as said
-from averaging.messages import MERGED, NOTHING, OWN, Commit, Opening
+from averaging.messages import Commit, Opening
 from averaging.round.interface.effects import Enter
 from averaging.round.traffic import (
     AGAIN_S,
@@ -38,12 +38,12 @@ def traffic(me: PeerId, commit: Commit = SITES, *, gives: bool = True) -> Traffi
     return made
 
 
-def opening(what: str, riders: tuple[int, ...] = (), index: int = 0) -> Opening:
+def opening(gives: bool, riders: tuple[int, ...] = (), index: int = 0) -> Opening:
     return Opening(
         fragment=3,
         round=bytes(32),
         slice=index,
-        what=what,
+        gives=gives,
         commit=b"",
         signature=b"",
         riders=riders,
@@ -52,20 +52,19 @@ def opening(what: str, riders: tuple[int, ...] = (), index: int = 0) -> Opening:
 
 def test_a_rider_sends_each_slice_to_its_delegate_once_and_waits_there() -> None:
     clara = traffic(CLARA)
-    assert clara.upload(0, ANNA, OWN) == Route(0, BORIS, OWN, by_delegate=True)
-    assert clara.upload(0, BORIS, OWN) is None
-    assert clara.upload(1, BORIS, MERGED) == Route(1, BORIS, MERGED)
+    assert clara.upload(0, ANNA, gives=True) == Route(0, BORIS, True, by_delegate=True)
+    assert clara.upload(0, BORIS, gives=True) is None
 
 
 def test_without_its_delegate_a_rider_only_fetches_what_is_not_here() -> None:
     clara = traffic(CLARA)
-    routes = [clara.upload(0, ANNA, OWN), clara.upload(1, BORIS, OWN)]
+    routes = [clara.upload(0, ANNA, gives=True), clara.upload(1, BORIS, gives=True)]
     clara.merged.add(1)
     assert routes[0] is not None and routes[1] is not None
-    assert clara.broke(routes[0]) == [Route(0, ANNA, NOTHING)]
+    assert clara.broke(routes[0]) == [Route(0, ANNA, False)]
     assert clara.broke(routes[1]) == [], "that its delegate is gone is known already"
-    alone = clara.upload(0, ANNA, OWN)
-    assert alone == Route(0, ANNA, NOTHING)
+    alone = clara.upload(0, ANNA, gives=True)
+    assert alone == Route(0, ANNA, False)
     assert clara.broke(alone) is None, "now it is for the round to decide"
 
 
@@ -73,37 +72,36 @@ def test_a_rider_tries_its_delegate_again_where_certificates_may_be_on_their_way
     """The stream over the own network came first: three of eight contributions to each meld were
     lost."""
     clara = traffic(CLARA, msgspec.structs.replace(SITES, parents=2 * SITES.parents))
-    first = clara.upload(0, ANNA, OWN)
-    assert first == Route(0, BORIS, OWN, by_delegate=True)
+    first = clara.upload(0, ANNA, gives=True)
+    assert first == Route(0, BORIS, True, by_delegate=True)
     assert clara.broke(first) == [replace(first, after_s=AGAIN_S)]
-    assert clara.broke(first) == [Route(0, ANNA, NOTHING)], "once more, and no more"
+    assert clara.broke(first) == [Route(0, ANNA, False)], "once more, and no more"
 
 
 def test_a_stream_that_only_waits_at_a_delegate_is_no_bundle_when_it_breaks() -> None:
     clara = traffic(CLARA)
-    waiting = clara.upload(1, BORIS, NOTHING)
-    assert waiting == Route(1, BORIS, NOTHING)
+    waiting = clara.upload(1, BORIS, gives=False)
+    assert waiting == Route(1, BORIS, False)
     assert clara.broke(waiting) is None
 
 
 def test_a_contribution_that_proves_unfit_is_not_announced() -> None:
     anna = traffic(ANNA)
-    route = anna.upload(1, BORIS, OWN)
-    assert route is not None and anna.opening(route).what == OWN
+    route = anna.upload(1, BORIS, gives=True)
+    assert route is not None and anna.opening(route).gives
     anna.gives = False
-    assert anna.opening(route).what == NOTHING
-    assert anna.upload(1, BORIS, OWN) == Route(1, BORIS, NOTHING)
+    assert not anna.opening(route).gives
+    assert anna.upload(1, BORIS, gives=True) == Route(1, BORIS, False)
 
 
 def test_a_member_without_work_is_reported_unless_it_rides() -> None:
     anna = traffic(ANNA)
-    assert anna.arriving(opening(OWN), 1) is Incoming.OWN
-    assert anna.arriving(opening(NOTHING), 1) is Incoming.EMPTY
-    assert anna.arriving(opening(NOTHING), 2) is Incoming.WAITS
-    assert anna.arriving(opening(MERGED), 2) is Incoming.MERGED
+    assert anna.arriving(opening(True), 1) is Incoming.OWN
+    assert anna.arriving(opening(False), 1) is Incoming.EMPTY
+    assert anna.arriving(opening(False), 2) is Incoming.WAITS
     boris = traffic(BORIS)
-    assert boris.arriving(opening(OWN), 2) is Incoming.RIDER
-    assert boris.arriving(opening(NOTHING), 3) is Incoming.EMPTY_RIDER
+    assert boris.arriving(opening(True), 2) is Incoming.RIDER
+    assert boris.arriving(opening(False), 3) is Incoming.EMPTY_RIDER
 
 
 def test_a_bundle_is_merged_with_the_weight_of_all_whom_it_carries() -> None:
@@ -123,9 +121,9 @@ def test_the_riders_of_an_upload_are_those_of_the_stream_that_brought_it() -> No
     anna = traffic(ANNA)
     anna.handed_over(0)
     anna.took(0, 1, ())
-    assert anna.arriving(opening(OWN, riders=(2, 3)), 1) is Incoming.OWN
+    assert anna.arriving(opening(True, riders=(2, 3)), 1) is Incoming.OWN
     anna.took(0, 1, (2, 3))
-    assert anna.arriving(opening(NOTHING), 1) is Incoming.EMPTY
+    assert anna.arriving(opening(False), 1) is Incoming.EMPTY
     assert anna.merge(0, (0, 1, 2), (0.25, 0.25, 0.5)).carriers == (0, 1, 2)
 
 

@@ -91,7 +91,6 @@ REACHED = frozenset(
         "in_doubt",
         "settled",
         "doubt_told",
-        "merged_slice_handed_over",
         "behind",
         "told_behind",
         "caught_up",

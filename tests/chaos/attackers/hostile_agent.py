@@ -15,7 +15,6 @@ from pathlib import Path
 
 import numpy as np
 
-from averaging import messages as said
 from averaging.live.slices.uploading import Uploading
 from averaging.live.streams.bulk import Bulk
 from averaging.numbers.codec import Scratch
@@ -67,11 +66,11 @@ def be_hostile(log: Path) -> None:
     kinds = KindOfUpload()
     honest_part = Uploading.send_part
 
-    async def send_part(self: Uploading, bulk: Bulk, index: int, what: str) -> None:
+    async def send_part(self: Uploading, bulk: Bulk, index: int) -> None:
         parts = self.parts
         own = parts.own
-        if what != said.OWN or own is None:
-            await honest_part(self, bulk, index, what)
+        if own is None:
+            await honest_part(self, bulk, index)
             return
         growing = own[index]
         while growing.filled < len(growing.data):
@@ -79,7 +78,7 @@ def be_hostile(log: Path) -> None:
         piece = parts.cutting.slices[index]
         sizes = parts.cutting.fragment.unit_sizes[piece.first_unit : piece.end_unit]
         if not sizes:
-            await honest_part(self, bulk, index, what)
+            await honest_part(self, bulk, index)
             return
         kind = kinds.of(parts.round, index)
         data = spoilt(kind, bytes(growing.data), codec=parts.commit.codec, sizes=sizes)

@@ -415,6 +415,18 @@ def test_a_slice_that_all_members_miss_at_once_is_reassigned_once() -> None:
     assert coordinator.reassigned == {0: 2}, "another one that is dead is replaced at once"
 
 
+@pytest.mark.parametrize("finished", ["p0", "p1", "p2"])
+def test_the_slice_of_a_dead_reducer_goes_to_a_member_that_has_finished(finished: str) -> None:
+    """It has the merged slice, which cannot be merged again without the dead one's own upload."""
+    peers = neighbourhood()
+    coordinator = sealed_by_all(commit_of(4), [], peers)
+    lost(PeerId("p3"), peers)
+    coordinator.has_finished(PeerId(finished))
+
+    coordinator.missing(PeerId("p1"), 0, 2.0)
+    assert coordinator.reducers[0] == finished
+
+
 @pytest.mark.parametrize("has_declined", [False, True])
 def test_a_member_that_misses_a_slice_twice_at_once_has_nobody_send_it_again(
     has_declined: bool,

@@ -127,8 +127,8 @@ def test_a_member_that_the_seal_leaves_out_asks_for_slices_without_its_upload(
         accepted = said.Accepted(0, enter.round, 0, sign(peer, said.vote(enter.round, 0, seal)))
         effects += rounds.handle(Received(peer, accepted), BEGAN)
     assert rounds.rounds[enter.round].seal == seal
-    uploads = [(each.slice, each.what) for each in effects if isinstance(each, Upload)]
-    assert uploads == ([(index, said.NOTHING)] if is_left_out else [])
+    uploads = [(each.slice, each.gives) for each in effects if isinstance(each, Upload)]
+    assert uploads == ([(index, False)] if is_left_out else [])
 
 
 def sealed(rounds: FragmentRounds, enter: Enter) -> tuple[int, int, int]:
