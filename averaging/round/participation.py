@@ -112,8 +112,6 @@ class Participation:
         self.end_at = now + commit.round_s
         self._timers = {RoundTimer.RESEND: now + policy.resend_s}
         self._last_timers: dict[LastTimer, float] = {}
-        self._deserted_at: float | None = None
-        """Time since which most of the voters are gone."""
 
     # Facts
 
@@ -219,10 +217,8 @@ class Participation:
         match given:
             case Received(sender, messages.Withdraw() as message):
                 self._withdrawn(sender, message, now)
-            case Received(sender, messages.Join() as message):
-                self._joins_again(sender, message, now)
-            case Received(sender, messages.Call() as message):
-                self._gathers_again(sender, message, now)
+            case Received(sender, messages.Join() | messages.Call() as message):
+                self._begins_anew(sender, message, now)
             case Received(sender, message):
                 if not self._receive(sender, message, now):
                     self._fragment.count("stranger")
@@ -408,23 +404,21 @@ class Participation:
         if entry and (entry.join, entry.incarnation) == (message.join, message.incarnation):
             self._declined(sender, "it has withdrawn its join", now, absent=True)
 
-    def _joins_again(self, sender: PeerId, join: messages.Join, now: float) -> None:
-        """A member that joins anew for this version has given the round up, and its word of that
-        was lost. Of two, the other one waited for its upload until the deadline, 36 s, and told it
-        meanwhile that the roster is closed."""
+    def _begins_anew(
+        self, sender: PeerId, message: messages.Join | messages.Call, now: float
+    ) -> None:
+        """A member that joins anew for this version, or leads a later attempt at it, has given the
+        round up, and its word of that was lost. Of two, the other one waited for its upload until
+        the deadline, 36 s, and told it meanwhile that the roster is closed."""
         index = self.commit.index(sender)
-        if index is None or join.head.version >= self.commit.version or not self._waits:
+        if index is None or message.head.version >= self.commit.version or not self._waits:
             return
         entry = self.commit.members[index]
-        if (join.incarnation, join.join) > (entry.incarnation, entry.join):
-            self._declined(sender, "it has given this round up", now, absent=False)
-
-    def _gathers_again(self, sender: PeerId, call: messages.Call, now: float) -> None:
-        """A member that leads a later attempt at this version has given the round up as well."""
-        if call.head.version >= self.commit.version or not self._waits:
-            return
-        is_later = call.attempt > self._fragment.pacemaker.attempt
-        if is_later and self.commit.index(sender) is not None:
+        if isinstance(message, messages.Call):
+            is_later = message.attempt > self._fragment.pacemaker.attempt
+        else:
+            is_later = (message.incarnation, message.join) > (entry.incarnation, entry.join)
+        if is_later:
             self._declined(sender, "it has given this round up", now, absent=False)
 
     def _declined(self, sender: PeerId, reason: str, now: float, *, absent: bool) -> None:
@@ -433,7 +427,7 @@ class Participation:
         self._note("declined_by", peer=sender, reason=reason)
         self.coordinator.declined(sender, reason, now, absent=absent)
         if not self.coordinator.is_over:  # else the coordinator has sent the outcome to all
-            self._leave_if_alone(now)
+            self._leave_if_in_vain(now)
 
     def _send_outcome(self, sender: PeerId) -> bool:
         """Send what is known of the outcome. ``True``: the round is over for the one that asks.
@@ -746,7 +740,7 @@ class Participation:
     def _link_lost(self, peer: PeerId, now: float) -> None:
         if peer == self.coordinating_peer and not self.coordinates:
             self.takeover.plan(self._policy.suspect_s, now, sooner=True)
-        self._leave_if_alone(now)
+        self._leave_if_in_vain(now)
 
     def heard(self, peer: PeerId, now: float) -> None:
         self.takeover.heard(peer, self.stage, now)
@@ -765,9 +759,7 @@ class Participation:
                 self._resend()
             if self._rings(RoundTimer.OVERDUE, now):
                 self._overdue(now)
-            if self._rings(RoundTimer.ALONE, now):
-                self._leave_if_alone(now)
-            self._leave_if_deserted(now)
+            self._leave_if_in_vain(now)
         if self._waits and now >= self.takeover.at:
             self._take_over(now)
         if self._rings_last(LastTimer.FADE, now):
@@ -780,17 +772,11 @@ class Participation:
                 self.coordinator.note_silent_voters(now)
             self._leave("the round's deadline has come", now)
 
-    def _leave_if_alone(self, now: float) -> None:
-        """Give up a round without other members to agree with, unless that leaves a doubt.
+    def _leave_if_in_vain(self, now: float) -> None:
+        """Give up a round that waits for members of whom nothing more will come.
 
-        A member that declined is gone at once; one whose link broke has ``margin_s`` to be heard
-        again. If giving up would leave a doubt, it gains nothing: wait for the others, or for the
-        deadline.
+        Where a link broke, or a peer slept, they have ``margin_s`` to be heard again.
         """
-        helps = self.entry is not None or self.coordinates
-        if self.stage is not Stage.UPLOADING or not helps or self.may_be_sealed_elsewhere():
-            self._timers.pop(RoundTimer.ALONE, None)
-            return
         declined = (
             self.coordinator.declined_indices() if self.coordinator is not None else frozenset()
         )
@@ -799,39 +785,34 @@ class Participation:
             for index, entry in enumerate(self.commit.members)
             if entry.peer != self._id.me and index not in declined
         ]
-        if not all(self._peers.has_failed(peer) for peer in others):
-            self._timers.pop(RoundTimer.ALONE, None)
-        elif not others or self._rings(RoundTimer.ALONE, now):
-            self._timers.pop(RoundTimer.ALONE, None)
-            self._leave("nobody else of the roster is there any more", now)
-        else:
-            self._timers.setdefault(RoundTimer.ALONE, now + self._policy.margin_s)
+        reason = self._vain(others, declined, now)
+        if reason is None:
+            self._timers.pop(RoundTimer.IN_VAIN, None)
+            return
+        at = self._timers.setdefault(RoundTimer.IN_VAIN, now + self._policy.margin_s)
+        if now >= at or not others:
+            self._leave(reason, now)
 
-    def _leave_if_deserted(self, now: float) -> None:
-        """Give up a round of which so many voters are gone that the others cannot seal it.
+    def _vain(self, others: list[PeerId], declined: frozenset[int], now: float) -> str | None:
+        """The reason why this peer waits in vain; ``None``: it does not.
 
-        They would be in it until its deadline, and merge nothing with anybody else meanwhile: a
-        swarm that lost nine tenths at once stood still for all of ``round_s``. Looked at whenever
-        messages are repeated; a peer that slept has ``margin_s`` to hear of the others again.
+        Without anybody else it has nobody to agree with, unless giving up would leave a doubt:
+        then it gains nothing. And without most of the voters the others cannot seal the round. They
+        would be in it until its deadline, and merge nothing with anybody else meanwhile: a swarm
+        that lost nine tenths at once stood still for all of ``round_s``. Those that have left in
+        order count on it. A keeper that reduces gets no slices itself, and others may wait for its
+        own.
         """
-        if not self._is_in_vain(now):
-            self._deserted_at = None
-        elif self._deserted_at is None:
-            self._deserted_at = now
-        elif now - self._deserted_at >= self._policy.margin_s:
-            self._leave("most of its voters are gone", now)
-
-    def _is_in_vain(self, now: float) -> bool:
-        """True if most of the voters are gone, and this member waits for a seal or for slices.
-
-        Those that have left in order count on it. A keeper that reduces gets no slices itself, and
-        others may wait for its own.
-        """
-        declined = (
-            self.coordinator.declined_indices() if self.coordinator is not None else frozenset()
-        )
+        if not self._waits:
+            return None
+        helps = self.entry is not None or self.coordinates
+        agrees = self.stage is Stage.UPLOADING and helps and not self.may_be_sealed_elsewhere()
+        if agrees and all(map(self._peers.has_failed, others)):
+            return "nobody else of the roster is there any more"
         waits = self.seal is None or self.entry is not None
-        return waits and self._peers.is_deserted(self.commit, now, declined)
+        if waits and self._peers.is_deserted(self.commit, now, declined):
+            return "most of its voters are gone"
+        return None
 
     def _resend(self) -> None:
         self._report_all()

@@ -65,8 +65,8 @@ class RoundTimer(StrEnum):
     """Reports and questions are sent again."""
     OVERDUE = "overdue"
     """Merged slices should be here."""
-    ALONE = "alone"
-    """The round is given up if no other member is heard by then."""
+    IN_VAIN = "in_vain"
+    """The round is given up if the members that are missing are not heard by then."""
 
 
 class LastTimer(StrEnum):
