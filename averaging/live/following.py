@@ -99,7 +99,7 @@ REPLAY_SOURCES_MAX = 3
 class _Attempt:
     """One attempt to go over to a state of another peer."""
 
-    effect: CatchUp | Rebase
+    effect: CatchUp
     before: FragmentState | None
     machine: FragmentRounds
     """The machine that asked for it; after a rollback it is another one."""
@@ -134,7 +134,7 @@ class Following:
             return in_turn
         return with_first(in_turn, first, established.__contains__, asked_max=SOURCES_MAX)
 
-    async def catch_up(self, effect: CatchUp | Rebase) -> None:
+    async def catch_up(self, effect: CatchUp) -> None:
         """Go over to the state that ``effect`` names, or tell the machine why not."""
         averager, work = self._averager, self._work
         attempt = _Attempt(effect, work.state, work.machine, averager.now(), averager.now())
@@ -190,7 +190,7 @@ class Following:
             if not averager.reputation.may_ask(effect.source, attempt.asked_at):
                 reasons = {effect.source: "it did not deliver another one"}
                 raise FetchFailed(self._work.index, reasons)
-            if isinstance(effect, CatchUp) and before is not None:
+            if before is not None and not isinstance(effect, Rebase):
                 replayed = await self._replay_to(effect, before)
                 if replayed is not None:
                     state, attempt.replayed = replayed
@@ -246,9 +246,7 @@ class Following:
         if is_unusual(moved, usual=usual, steps=steps):
             await self._before_jump(before, state)
 
-    def _missed(
-        self, effect: CatchUp | Rebase, before: FragmentState | None, state: FragmentState
-    ) -> int:
+    def _missed(self, effect: CatchUp, before: FragmentState | None, state: FragmentState) -> int:
         """Rounds on the way from one state to the other that had nothing of this peer's learner."""
         if self._averager.port is None or before is None or isinstance(effect, Rebase):
             return 0
@@ -256,7 +254,7 @@ class Following:
         return max(0, state.version - before.version - contained)
 
     async def _parted(
-        self, effect: CatchUp | Rebase, before: FragmentState | None, state: FragmentState
+        self, effect: CatchUp, before: FragmentState | None, state: FragmentState
     ) -> Parting | None:
         """The parting of this peer's side from the new one, if its work since can be offered."""
         averager, work = self._averager, self._work
@@ -300,7 +298,7 @@ class Following:
     def _state_bytes(self) -> int:
         return 2 * 4 * self._work.fragment.size
 
-    def _is_newer(self, theirs: Standing, *, effect: CatchUp | Rebase | None = None) -> bool:
+    def _is_newer(self, theirs: Standing, *, effect: CatchUp | None = None) -> bool:
         mine, machine = self._work.state, self._work.machine
         return is_newer(
             None if mine is None else Standing.of(mine),

@@ -339,7 +339,7 @@ class FragmentWork:
                 self.averager.spawn(self._presume(effect), f"presume fragment {self.index}")
             case effects.Forget():
                 self._forget(effect.round)
-            case effects.CatchUp() | effects.Rebase():
+            case effects.CatchUp():
                 self.averager.spawn(
                     self.following.catch_up(effect), f"catch up fragment {self.index}"
                 )

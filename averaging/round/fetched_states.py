@@ -1,8 +1,8 @@
 """States that were fetched from other peers: which are taken, and what becomes of the own work.
 
-The round machine asks for ``CatchUp`` or ``Rebase``; the owner that carries that out obtains a
-state from other peers and then asks here. Live and simulated peers differ only in how the bytes
-reach them.
+The round machine asks for a state (``CatchUp``, ``Rebase``); the owner that carries that out
+obtains it from other peers and then asks here. Live and simulated peers differ only in how the
+bytes reach them.
 
 1. ``prefers_replay``: whether replaying the missed rounds is cheaper than a whole state.
 2. ``is_newer``: whether the state that arrived is worth taking at all; ``unfit``: whether its
@@ -98,14 +98,14 @@ class Life:
 
 
 def prefers_replay(
-    effect: CatchUp | Rebase, before: FragmentState | None, *, payload_bytes: int, needs_way: bool
+    effect: CatchUp, before: FragmentState | None, *, payload_bytes: int, needs_way: bool
 ) -> bool:
     """True if the missed rounds are to be replayed one by one instead of fetching the state.
 
     ``payload_bytes``: size of one merged round. ``needs_way``: the learner can find the base of its
     parameters only among the versions on the way.
     """
-    if before is None or not isinstance(effect, CatchUp):
+    if before is None or isinstance(effect, Rebase):
         return False
     missed = effect.version - before.version
     state_bytes = before.theta.nbytes + before.momentum.nbytes
@@ -117,7 +117,7 @@ def is_newer(
     theirs: Standing,
     *,
     end: RunsEnd | None,
-    effect: CatchUp | Rebase | None = None,
+    effect: CatchUp | None = None,
 ) -> bool:
     """True if a fetched state replaces the own one: it continues its chain or has more tokens.
 
@@ -209,7 +209,7 @@ class Fork:
 
 
 def fork_of(
-    effect: CatchUp | Rebase,
+    effect: CatchUp,
     before: FragmentState | None,
     after: FragmentState,
     life: Life,

@@ -131,7 +131,7 @@ class CatchingUp:
         """A peer that showed where it stands in the middle of a round."""
         self._source: PeerId | None = None
         self.began_at = 0.0
-        """Time at which the last ``CatchUp`` or ``Rebase`` began."""
+        """Time at which the last ``CatchUp`` began."""
         self._asked_at = -math.inf
         """Time at which other peers were last asked where they stand."""
         self._unproven_since: float | None = None
@@ -183,8 +183,7 @@ class CatchingUp:
         # it might (``meets``): peers differ in who counts.
         # A message shows some links of a chain; the own version may lie between them. The sender
         # has looked it up in all of its chain, and the fetched state must have it there as well.
-        effect = CatchUp(source, head.version, head.lineage)
-        self._catch_up(effect, head, standing.head(), now)
+        self._go(source, head, now)
 
     def _may_ask(self, source: PeerId, now: float) -> bool:
         """True if this peer may catch up now, and the source has not failed it lately."""
@@ -227,25 +226,24 @@ class CatchingUp:
         if isinstance(relation, Apart):
             self._meet(relation, now)
             if self._gives_way_unproven(theirs, now):
-                self._rebase(source, mine, theirs, relation, now, gives_way=True)
+                self._go(source, theirs, now, apart=relation, gives_way=True)
                 return
         if isinstance(relation, TheyAreBehind) and self._goes_back(theirs, now):
             back = Apart(theirs.version, tokens_of(mine) - tokens_of(theirs), 0)
-            self._rebase(source, mine, theirs, back, now, gives_way=True)
+            self._go(source, theirs, now, apart=back, gives_way=True)
             return
         splits = not fragment.ending.closed_ranks and self._peers.has_several_groups(now)
         if self._doubting.doubt is None and splits and meets(relation, mine, theirs):
             return
         match relation:
             case IAmBehind():
-                effect = CatchUp(source, theirs.version, theirs.lineage)
-                self._catch_up(effect, theirs, mine, now)
+                self._go(source, theirs, now)
             case Apart() as apart if apart.i_am_light:
-                self._rebase(source, mine, theirs, apart, now)
+                self._go(source, theirs, now, apart=apart)
             case Apart() as apart if apart.they_are_light:
                 self._fragment.show_standing(source)
             case Apart() as apart if self._gives_way_unmixed(mine, theirs, apart, now):
-                self._rebase(source, mine, theirs, apart, now)
+                self._go(source, theirs, now, apart=apart)
             case TheyAreBehind():
                 fragment.tell_behind(source, theirs.lineage)
 
@@ -277,7 +275,7 @@ class CatchingUp:
         if outranks and not self._is_final_in_vain(mine, theirs, now):
             self._fragment.show_standing(source)
         elif self._may_ask(source, now):
-            self._rebase(source, mine, theirs, relation, now, gives_way=outranks)
+            self._go(source, theirs, now, apart=relation, gives_way=outranks)
 
     # Certificates
 
@@ -443,7 +441,7 @@ class CatchingUp:
             tokens = {"mine": apart.mine, "theirs": apart.theirs}
             self._fragment.note("stays_apart", peer=source, **tokens)
 
-    def _uncertified(self, source: PeerId, mine: Head, now: float) -> None:
+    def _uncertified(self, source: PeerId, now: float) -> None:
         """Ask others about a head that too few have signed."""
         self.met_unproven(now)
         self._fragment.count("uncertified_head")
@@ -455,37 +453,30 @@ class CatchingUp:
 
     # Going there
 
-    def _catch_up(self, effect: CatchUp, theirs: Head, mine: Head, now: float) -> None:
-        if not self.may_take(link_of(theirs), now):
-            self._uncertified(effect.source, mine, now)
-            return
-        self._joining.abandon("behind")
-        self._fragment.note("behind", source=effect.source, version=effect.version)
-        self._begin(effect, now)
-
-    def _rebase(
+    def _go(
         self,
         source: PeerId,
-        mine: Head,
         theirs: Head,
-        apart: Apart,
         now: float,
         *,
+        apart: Apart | None = None,
         gives_way: bool = False,
     ) -> None:
+        """Go to where another peer stands. ``apart``: this one is not behind it."""
         if not self.may_take(link_of(theirs), now):
-            self._stays_apart(source, apart, now)
-            self._uncertified(source, mine, now)
+            if apart is not None:
+                self._stays_apart(source, apart, now)
+            self._uncertified(source, now)
             return
-        effect = Rebase(
-            source,
-            theirs.version,
-            theirs.lineage,
-            others_follow=self._others_follow(now),
-            gives_way=gives_way,
-        )
-        self._joining.abandon("apart")
-        self._fragment.note("rebase", source=source, mine=apart.mine, theirs=apart.theirs)
+        effect = CatchUp(source, theirs.version, theirs.lineage)
+        if apart is None:
+            self._joining.abandon("behind")
+            self._fragment.note("behind", source=source, version=theirs.version)
+        else:
+            follow = self._others_follow(now)
+            effect = Rebase(source, theirs.version, theirs.lineage, follow, gives_way)
+            self._joining.abandon("apart")
+            self._fragment.note("rebase", source=source, mine=apart.mine, theirs=apart.theirs)
         self._begin(effect, now)
 
     def _others_follow(self, now: float) -> bool:
@@ -497,7 +488,7 @@ class CatchingUp:
         was_one_of_several = self._certificates.among_groups_at is not None
         return was_one_of_several or self._peers.has_several_groups(now)
 
-    def _begin(self, effect: CatchUp | Rebase, now: float) -> None:
+    def _begin(self, effect: CatchUp, now: float) -> None:
         self._source = effect.source
         self.began_at = now
         # The owner has limits of its own. On a slow line it fetches one state after the other.
@@ -510,7 +501,7 @@ class CatchingUp:
         self._fragment.emit(effect)
 
     def ended(self, standing: Standing | None, held_s: float | None, now: float) -> PeerId | None:
-        """``CatchUp`` or ``Rebase`` is done, or has failed: remember it of its source.
+        """``CatchUp`` is done, or has failed: remember it of its source.
 
         Returns the source if it is to be shown where this peer stands afterwards. One that
         delivered is asked so whether it has gone on meanwhile: else a peer that caught up over a

@@ -171,12 +171,9 @@ class CatchUp(Struct, frozen=True):
     lineage: bytes
 
 
-class Rebase(Struct, frozen=True):
-    """This peer is on the lighter side of a fork: take ``source``'s state: ``CaughtUp``."""
+class Rebase(CatchUp, frozen=True):
+    """This peer is on the lighter side of a fork: take ``source``'s state instead of its own."""
 
-    source: PeerId
-    version: int
-    lineage: bytes
     others_follow: bool = False
     """Other peers go on with the old standing and will be melded with: work merged there comes
     along with them, and is not offered again."""
@@ -246,7 +243,6 @@ Effect: TypeAlias = (
     | Presume
     | Forget
     | CatchUp
-    | Rebase
     | Fold
     | Note
 )

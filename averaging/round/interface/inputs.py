@@ -156,7 +156,7 @@ class Applied(Struct, frozen=True):
 
 
 class CaughtUp(Struct, frozen=True):
-    """``CatchUp`` or ``Rebase`` is done; ``standing`` is ``None`` if it failed."""
+    """``CatchUp`` is done; ``standing`` is ``None`` if it failed."""
 
     standing: Standing | None
     since: int | None = None

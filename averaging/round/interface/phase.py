@@ -48,7 +48,7 @@ class Timer(StrEnum):
     ANSWER = "answer"
     """The leader's next message."""
     CATCHING = "catching"
-    """The end of ``CatchUp`` or ``Rebase``."""
+    """The end of ``CatchUp``."""
     FOLDING = "folding"
     """The end of ``Fold``."""
     SNAPSHOT = "snapshot"
