@@ -322,8 +322,7 @@ class FragmentWork:
                     effect.slice, effect.to, gives=effect.gives
                 )
             case effects.Merge():
-                reducing = self._reducing(effect.round)
-                reducing.merge(effect.slice, effect.contributors, effect.weights)
+                self._reducing(effect.round).merge(effect)
             case effects.Answer():
                 self._reducing(effect.round).answer(effect.slice)
             case Apply():

@@ -703,8 +703,9 @@ class Participation:
 
     def _try_merge(self, index: int) -> None:
         if self.seal and self.reducer.can_merge(index, self.seal) and self.is_open:
-            self.reducer.slices[index].merging = True
-            self._emit(Merge(self.id, index, self.seal, self.weights()))
+            state = self.reducer.slices[index]
+            state.merging = True
+            self._emit(Merge(self.id, index, self.seal, self.weights(), dict(state.bundles)))
 
     def _try_apply(self, now: float) -> None:
         if self.entry is None or self.stage is not Stage.SEALED:

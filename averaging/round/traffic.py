@@ -12,12 +12,12 @@ does, and says what became of it.
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from averaging.messages import Commit, Opening
-from averaging.round.interface.effects import Enter
-from averaging.rules.sites import Share, carries, riders_of, shares
+from averaging.round.interface.effects import Enter, Merge
+from averaging.rules.sites import carries, riders_of, shares
 from averaging.rules.usual_norms import UploadNorm, outlying
 from dht.identity import PeerId
 
@@ -86,7 +86,6 @@ class Traffic:
         self.merged: set[int] = set()
         """Merged slices that are here."""
         self._problems: dict[tuple[int, int], str] = {}
-        self._bundles: dict[int, dict[int, tuple[int, ...]]] = {}
         if not self.riders:
             self.inside = ()
 
@@ -163,20 +162,6 @@ class Traffic:
     def is_rider(self, entry: int | None) -> bool:
         return carries(self.commit, self.entry, entry)
 
-    def handed_over(self, index: int) -> tuple[int, ...]:
-        """The own contribution goes to this peer itself; returns the riders that are in it."""
-        assert self.entry is not None
-        riders = self.inside or ()
-        self.took(index, self.entry, riders)
-        return riders
-
-    def took(self, index: int, entry: int, riders: tuple[int, ...]) -> None:
-        """A member's upload of a slice is here, with the contributions of these riders.
-
-        The first one counts: a later stream of the same member may name others.
-        """
-        self._bundles.setdefault(index, {}).setdefault(entry, riders)
-
     def left_out(self, index: int, entry: int, problem: str) -> None:
         """Remember why an upload is not merged: its sender is told with the merged slice."""
         self._problems[index, entry] = problem
@@ -186,17 +171,16 @@ class Traffic:
 
     # Merging and answering
 
-    def merge(self, index: int, contributors: Sequence[int], weights: Sequence[float]) -> Payloads:
+    def merge(self, asked: Merge) -> Payloads:
         """The uploads that ``Merge`` takes. All others of that slice are needed no more."""
-        bundles = self._bundles.get(index, {})
-        newcomers = self.commit.on_probation
-        taken: tuple[Share, ...] = shares(contributors, weights, bundles, on_probation=newcomers)
+        bundles, newcomers = asked.bundles, self.commit.on_probation
+        taken = shares(asked.contributors, asked.weights, bundles, on_probation=newcomers)
         for share in taken:
-            self._problems.pop((index, share.carrier), None)  # of an earlier attempt
+            self._problems.pop((asked.slice, share.carrier), None)  # of an earlier attempt
         return Payloads(
             tuple(share.carrier for share in taken),
             tuple(share.weight for share in taken),
-            tuple(share.members for share in taken) if any(bundles.values()) or newcomers else None,
+            tuple(share.members for share in taken) if bundles or newcomers else None,
         )
 
 

@@ -8,7 +8,7 @@ slice.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -23,6 +23,7 @@ from averaging.messages import Opening
 from averaging.numbers.arithmetic import Weighted
 from averaging.numbers.chunks import digest_of, root_of
 from averaging.round.contributing import Rest
+from averaging.round.interface.effects import Merge
 from averaging.round.interface.inputs import SliceMerged
 from averaging.round.traffic import NOTHING_TO_GIVE, Incoming, Payloads
 from averaging.rules.sites import riders_of
@@ -77,7 +78,7 @@ class Reducing:
         expected = self._expected.setdefault((index, parts.entry), Expected())
         if self._bundling is not None:
             await self._bundling.decided.wait()
-        riders = self._traffic.handed_over(index)
+        riders = self._traffic.inside or ()
         try:
             # Encoding refuses what is not finite: there is nothing to check.
             squares = await parts.as_it_grows(index, growing, parts.square_chunk)
@@ -176,7 +177,6 @@ class Reducing:
             expected.streams -= 1
         if not expected.arrived:
             expected.arrived = True
-            self._traffic.took(index, entry, riders)
             if index in self._traffic.reduces:
                 expected.upload = upload
             self._maps.update(upload.maps)
@@ -227,11 +227,11 @@ class Reducing:
 
     # Merging
 
-    def merge(self, index: int, contributors: Sequence[int], weights: Sequence[float]) -> None:
+    def merge(self, asked: Merge) -> None:
         """Carry out ``Merge``; ``answer`` may follow at once."""
-        payloads = self._traffic.merge(index, contributors, weights)
-        self._answerable[index].set()
-        work = self._merge(index, tuple(contributors), payloads)
+        payloads = self._traffic.merge(asked)
+        self._answerable[asked.slice].set()
+        work = self._merge(asked.slice, asked.contributors, payloads)
         self.parts.start(work, "merge")
 
     async def _merge(self, index: int, inside: tuple[int, ...], taken: Payloads) -> None:

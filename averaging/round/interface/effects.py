@@ -76,13 +76,14 @@ class Merge(Struct, frozen=True):
     """Merge these contributors' uploads of a slice that this peer reduces: ``SliceMerged``.
 
     ``contributors`` are indices into the roster, ascending; ``weights`` are theirs and sum to one.
-    Uploads of others are dropped.
+    Uploads of others are dropped. ``bundles``: the riders in the uploads of delegates.
     """
 
     round: bytes
     slice: int
     contributors: tuple[int, ...]
     weights: tuple[float, ...]
+    bundles: Mapping[int, tuple[int, ...]] = {}
 
 
 class Answer(Struct, frozen=True):

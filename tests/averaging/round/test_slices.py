@@ -34,6 +34,15 @@ def outlying(
     return reducer.outlying(0)
 
 
+def test_the_riders_of_an_upload_are_those_of_the_stream_that_brought_it() -> None:
+    """A second stream of the same member named others: the merge then left these out, and its
+    reducer, which had signed that they were in it, was convicted of a false merge."""
+    reducer = Reducer([0])
+    assert reducer.arrived(0, 1, None)
+    assert not reducer.arrived(0, 1, None, riders=(2, 3))
+    assert not reducer.slices[0].bundles
+
+
 def test_an_upload_far_longer_than_the_others_is_outlying_in_any_order_of_arrival() -> None:
     norms = {0: 1.0, 1: 1e9, 2: 3.0, 3: 0.5}
 

@@ -8,7 +8,7 @@ import msgspec
 
 from averaging import messages as said
 from averaging.messages import Commit, Opening
-from averaging.round.interface.effects import Enter
+from averaging.round.interface.effects import Enter, Merge
 from averaging.round.traffic import (
     AGAIN_S,
     BundleRoster,
@@ -106,25 +106,11 @@ def test_a_member_without_work_is_reported_unless_it_rides() -> None:
 
 def test_a_bundle_is_merged_with_the_weight_of_all_whom_it_carries() -> None:
     anna = traffic(ANNA)
-    anna.handed_over(0)
-    anna.took(0, 1, (2, 3))
     anna.left_out(0, 1, "too early")
-    taken = anna.merge(0, (0, 1, 2, 3), (0.25, 0.25, 0.25, 0.25))
+    taken = anna.merge(Merge(b"", 0, (0, 1, 2, 3), (0.25, 0.25, 0.25, 0.25), {1: (2, 3)}))
     assert (taken.carriers, taken.weights, taken.members) == ((0, 1), (0.25, 0.75), (1, 3))
     assert anna.problem(0, 1) == "", "of an earlier attempt"
-    assert anna.merge(1, (0, 1), (0.5, 0.5)).members is None
-
-
-def test_the_riders_of_an_upload_are_those_of_the_stream_that_brought_it() -> None:
-    """A second stream of the same member named others: the merge then left these out, and its
-    reducer, which had signed that they were in it, was convicted of a false merge."""
-    anna = traffic(ANNA)
-    anna.handed_over(0)
-    anna.took(0, 1, ())
-    assert anna.arriving(opening(True, riders=(2, 3)), 1) is Incoming.OWN
-    anna.took(0, 1, (2, 3))
-    assert anna.arriving(opening(False), 1) is Incoming.EMPTY
-    assert anna.merge(0, (0, 1, 2), (0.25, 0.25, 0.5)).carriers == (0, 1, 2)
+    assert anna.merge(Merge(b"", 1, (0, 1), (0.5, 0.5))).members is None
 
 
 def test_a_delegate_leaves_out_an_absurd_rider_and_waits_for_nobody_who_gives_nothing() -> None:
