@@ -13,7 +13,7 @@ to carry out in order. The owner is ``averaging.live`` (sockets, threads).
   merged, and ``slices``;
 - ``opinions``: about other peers, the versions of others, the own learner, the run's end.
 
-All parts share one ``Fragment`` (``opinions.fragment``): the facts, the opinions, the timers, and
+All parts share one ``Fragment`` (``opinions.fragment``): the facts, the opinions, the phase, and
 the effects so far. A part changes what is its own, adds effects, and calls other parts: each those
 below it (``leading`` calls ``objections``, ``catching_up`` and ``joining``, ``catching_up`` calls
 ``joining``). The few things that a part wants of those above it are abstract methods of

@@ -103,12 +103,13 @@ the pause is over. After a rollback the owner of the machine replaces it, under 
 
 **The end** of a run: ``averaging.round.opinions.ending``.
 
-**Every wait has a deadline.** Every phase but IDLE has a timer (``deadline`` is the earliest). All
-deadlines are relative to the own clock; no time of another peer is compared with it.
+**Every wait has a deadline.** Every phase but IDLE ends at a time (``deadline`` is the earliest).
+All deadlines are relative to the own clock; no time of another peer is compared with it.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 
 from averaging import messages
@@ -142,7 +143,7 @@ from averaging.round.interface.identity import (
     read_commit,
 )
 from averaging.round.interface.inputs import Input
-from averaging.round.interface.phase import Phase, Stage, Timer
+from averaging.round.interface.phase import Phase, Stage
 from averaging.round.opinions.certificates import link_of
 from averaging.round.opinions.ending import Lingering
 from averaging.round.opinions.fragment import Fragment
@@ -242,13 +243,14 @@ class FragmentRounds(Fragment):
 
     def _next_at(self) -> float | None:
         times = [
-            *self.timers.values(),
+            self.phase_until,
             *(participation.next_at() for participation in self.rounds.values()),
         ]
         for at in (self.leading.next_at(), self.doubting.next_at(), self.lingering.next_at()):
             if at is not None:
                 times.append(at)
-        return min(times) if times else None
+        first = min(times)
+        return None if first == math.inf else first
 
     @property
     def fragment(self) -> int:
@@ -355,10 +357,9 @@ class FragmentRounds(Fragment):
         self.pace.amend(self.identity.policy_at(self.next_version))
 
     def _tick(self, now: float) -> None:
-        for timer in sorted(timer for timer, at in self.timers.items() if now >= at):
-            if timer in self.timers:
-                del self.timers[timer]
-                self._ring(timer, now)
+        if now >= self.phase_until:
+            self.phase_until = math.inf
+            self._phase_is_over(now)
         self.leading.tick(now)
         self.doubting.tick(now)
         self.lingering.tick(now)
@@ -367,16 +368,18 @@ class FragmentRounds(Fragment):
             if now >= participation.end_at and not participation.is_open:
                 self._drop(participation, now)
 
-    def _ring(self, timer: Timer, now: float) -> None:
-        if timer is Timer.ANSWER:
-            self.joining.leader_silent(now)
-        elif timer is Timer.SNAPSHOT and self.phase is Phase.WANTED:
-            self.joining.snapshot_late()
-        elif timer is Timer.FOLDING and self.phase is Phase.FOLDING:
-            self.joining.folding_late()
-        elif timer is Timer.CATCHING and self.phase is Phase.CATCHING:
-            limit_s = now - self.catching_up.began_at
-            self._caught_up(inputs.CaughtUp(None, reason=f"not done within {limit_s:.0f} s"), now)
+    def _phase_is_over(self, now: float) -> None:
+        match self.phase:
+            case Phase.WANTED:
+                reason = "the learner did not come to a safe point in time"
+                self.joining.become_idle(reason, retry=True)
+            case Phase.JOINING | Phase.PROMISED:
+                self.joining.leader_silent(now)
+            case Phase.FOLDING:
+                self.joining.become_idle("folding took too long", retry=True)
+            case Phase.CATCHING:
+                reason = f"not done within {now - self.catching_up.began_at:.0f} s"
+                self._caught_up(inputs.CaughtUp(None, reason=reason), now)
 
     def _go_on_without(self, peer: PeerId, now: float) -> None:
         """A peer has failed: the open roster and the rounds go on without it."""
@@ -697,10 +700,9 @@ class FragmentRounds(Fragment):
         self.rounds[signed.round] = participation
         self.peers.met(commit.members)
         if participation.entry is not None:
-            self.timers.pop(Timer.ANSWER, None)
             self.joining.attempt = None
             self.own_round = participation
-            self.phase = Phase.ENTERED
+            self.goes_to(Phase.ENTERED)
             is_one_of_several = commit.melds and self.peers.may_have_several_groups
             if is_one_of_several or self.peers.has_several_groups(now):
                 self.certificates.among_groups_at = commit.version

@@ -53,7 +53,7 @@ from averaging.history.standing import (
 from averaging.messages import Head, Link
 from averaging.round.gathering.joining import Joining
 from averaging.round.interface.effects import CatchUp, Rebase
-from averaging.round.interface.phase import Phase, Timer
+from averaging.round.interface.phase import Phase
 from averaging.round.opinions.certificates import link_of
 from averaging.round.opinions.fragment import Fragment
 from averaging.round.sealing.doubt import Doubting
@@ -496,8 +496,7 @@ class CatchingUp:
         line_bytes_s = self._peers.bytes_per_s
         limit_s = state_timeout_s(self._policy, states_bytes, line_bytes_s=line_bytes_s)
         deadline = now + max(self._policy.catch_up_s, limit_s)
-        self._fragment.phase = Phase.CATCHING
-        self._fragment.timers[Timer.CATCHING] = deadline
+        self._fragment.goes_to(Phase.CATCHING, until=deadline)
         self._fragment.emit(effect)
 
     def ended(self, standing: Standing | None, held_s: float | None, now: float) -> PeerId | None:

@@ -22,7 +22,7 @@ from averaging.round.interface.effects import (
     TakeSnapshot,
 )
 from averaging.round.interface.inputs import Offer
-from averaging.round.interface.phase import UNCOMMITTED, Phase, Timer
+from averaging.round.interface.phase import UNCOMMITTED, Phase
 from averaging.round.opinions.fragment import Fragment
 from averaging.round.opinions.pacemaker import Claim
 from averaging.round.sealing.doubt import Doubting
@@ -170,8 +170,7 @@ class Joining:
         self._pace.snapshot_asked(now)
         if caller is not None:
             self._come_to(caller.leader, now)
-        self._fragment.phase = Phase.WANTED
-        self._fragment.timers[Timer.SNAPSHOT] = now + self._policy.snapshot_s
+        self._fragment.goes_to(Phase.WANTED, until=now + self._policy.snapshot_s)
         self._fragment.emit(TakeSnapshot())
 
     def offered(self, offer: Offer | None, now: float) -> None:
@@ -185,12 +184,7 @@ class Joining:
             self.become_idle("the learner has nothing to offer", retry=True)
         else:
             self._pace.snapshot_taken(now)
-            self._fragment.timers.pop(Timer.SNAPSHOT, None)
             self._use(offer, now)
-
-    def snapshot_late(self) -> None:
-        reason = "the learner did not come to a safe point in time"
-        self.become_idle(reason, retry=True)
 
     def leave(self, reason: str, *, retry: bool) -> None:
         """Abandon the attempt, if there is one. The fragment stays due, and a call stays open."""
@@ -238,8 +232,7 @@ class Joining:
             return
         self._offer = offer
         if self._folds:
-            fragment.phase = Phase.FOLDING
-            fragment.timers[Timer.FOLDING] = now + self._policy.catch_up_s
+            fragment.goes_to(Phase.FOLDING, until=now + self._policy.catch_up_s)
             fragment.emit(Fold(self._folded_standing(standing, offer), offer.mark))
             return
         leader = self._first_leader(standing, now)
@@ -297,15 +290,11 @@ class Joining:
         self._offer = None
         self._folds = False
         self._not_coming(reason)
-        self._fragment.timers.clear()
-        self._fragment.phase = Phase.IDLE
+        self._fragment.goes_to(Phase.IDLE)
         self._fragment.note("idle", reason=reason)
         if retry:
             self._fragment.attempt_failed()
         self._fragment.leave_own_roster()
-
-    def folding_late(self) -> None:
-        self.become_idle("folding took too long", retry=True)
 
     def folded(self) -> None:
         fragment, offer = self._fragment, self._offer
@@ -343,15 +332,14 @@ class Joining:
         self._not_coming("promised to another leader")
         if attempt.leaders_tried == 1:
             self._fragment.note("joining", leader=attempt.leader)
-        self._fragment.phase = Phase.JOINING
-        self._fragment.timers[Timer.ANSWER] = now + self._policy.answer_s
+        self._fragment.goes_to(Phase.JOINING, until=now + self._policy.answer_s)
         self._fragment.send(attempt.leader, attempt.join)
 
     def link_lost(self, peer: PeerId, now: float) -> None:
         """Ask the leader again soon: it may be the message that was lost."""
         if self.attempt is not None and self.attempt.leader == peer:
-            timers, at = self._fragment.timers, now + self._policy.suspect_s
-            timers[Timer.ANSWER] = min(at, timers.get(Timer.ANSWER, at))
+            until = self._fragment.phase_until
+            self._fragment.phase_until = min(until, now + self._policy.suspect_s)
 
     def leader_silent(self, now: float) -> None:
         """The leader did not answer in time, or its link broke."""
@@ -362,7 +350,7 @@ class Joining:
             self._leave_leader(attempt, "it notes joins and closes no roster", now)
         elif not attempt.resent:
             self.attempt = msgspec.structs.replace(attempt, resent=True)
-            self._fragment.timers[Timer.ANSWER] = now + self._policy.answer_s
+            self._fragment.phase_until = now + self._policy.answer_s
             self._fragment.send(attempt.leader, attempt.join)
         else:
             self._leave_leader(attempt, NO_ANSWER, now)
@@ -506,8 +494,7 @@ class Joining:
             until = now + longest_s + self._policy.margin_s + self._policy.answer_s
         self.attempt = msgspec.structs.replace(attempt, resent=False, until=until)
         at = now + min(message.wait_s, longest_s) + self._policy.margin_s
-        self._fragment.phase = Phase.PROMISED
-        self._fragment.timers[Timer.ANSWER] = min(at, max(now, until))
+        self._fragment.goes_to(Phase.PROMISED, until=min(at, max(now, until)))
 
     def redirected(self, sender: PeerId, message: messages.Redirect, now: float) -> None:
         if not self._is_answer(sender, message.join):
@@ -607,8 +594,6 @@ class Joining:
         if self._offer is not None:
             self._fragment.emit(GiveUp(None, reason, False))
         self._offer = None
-        for timer in (Timer.ANSWER, Timer.SNAPSHOT):
-            self._fragment.timers.pop(timer, None)
 
     def take_call(self) -> Called | None:
         """Forget the call of a leader, and return it."""

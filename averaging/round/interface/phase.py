@@ -1,4 +1,4 @@
-"""The phases of a peer in one fragment, its stages in a round, and its timers.
+"""The phases of a peer in one fragment, its stages in a round, and the timers of these.
 
 See ``averaging.round.machine``.
 """
@@ -37,22 +37,6 @@ class Stage(StrEnum):
     VOID = "void"
     FORSWORN = "forsworn"
     """Given up, with a vow never to finish: other members count on it."""
-
-
-class Timer(StrEnum):
-    """A deadline of a machine outside of rounds. Timers that are due together ring in this order.
-
-    A timer that rings in another phase than its own is ignored.
-    """
-
-    ANSWER = "answer"
-    """The leader's next message."""
-    CATCHING = "catching"
-    """The end of ``CatchUp``."""
-    FOLDING = "folding"
-    """The end of ``Fold``."""
-    SNAPSHOT = "snapshot"
-    """The learner's answer to ``TakeSnapshot``."""
 
 
 class RoundTimer(StrEnum):

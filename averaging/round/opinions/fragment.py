@@ -24,7 +24,7 @@ from averaging.history.standing import Standing, brief
 from averaging.messages import Committed, Head, Join, Message
 from averaging.round.interface.effects import Effect, Note, Send, Value
 from averaging.round.interface.identity import Circumstances, Identity, SignedCommit
-from averaging.round.interface.phase import Phase, Timer
+from averaging.round.interface.phase import Phase
 from averaging.round.opinions.certificates import Certificates
 from averaging.round.opinions.ending import Ending
 from averaging.round.opinions.neighbourhood import Neighbourhood
@@ -64,7 +64,9 @@ class Fragment(ABC):
             identity, self.peers, self.pace, self.certificates, lambda: self.next_version
         )
         self.phase = Phase.IDLE
-        self.timers: dict[Timer, float] = {}
+        self.phase_until = math.inf
+        """Time until which the phase waits: for the learner's answer to ``TakeSnapshot``, for the
+        leader's next message, or for the end of ``Fold`` or of ``CatchUp``."""
         self.counters: Counter[str] = Counter()
         self.effects: list[Effect] = []
         """Those of the input that is being taken, in their order."""
@@ -96,6 +98,9 @@ class Fragment(ABC):
         return 1 + (
             self.standing.version if self.standing is not None else self.peers.closed_version
         )
+
+    def goes_to(self, phase: Phase, *, until: float = math.inf) -> None:
+        self.phase, self.phase_until = phase, until
 
     # Effects
 

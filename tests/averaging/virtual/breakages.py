@@ -6,6 +6,7 @@ Each function breaks the machine in one way that somebody could plausibly have w
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 
 import msgspec
@@ -137,15 +138,15 @@ def a_commit_holds_whoever_it_was_meant_for(patch: pytest.MonkeyPatch) -> None:
 def nobody_watches_the_leader(patch: pytest.MonkeyPatch) -> None:
     def join(self: Joining, attempt: Attempt, now: float) -> None:
         self.attempt = attempt
-        self._fragment.phase = Phase.JOINING
+        self._fragment.goes_to(Phase.JOINING)
         self._fragment.send(attempt.leader, attempt.join)
 
     patch.setattr(Joining, "_join", join)
 
 
 def a_round_has_no_end(patch: pytest.MonkeyPatch) -> None:
-    def next_at(self: Participation) -> float | None:
-        return None
+    def next_at(self: Participation) -> float:
+        return math.inf
 
     patch.setattr(Participation, "next_at", next_at)
 
