@@ -11,12 +11,12 @@ dead leader. ``averaging.live.averager`` and the simulator run the same machine.
     IDLE      Nothing is under way. When due, or called with enough steps: ``TakeSnapshot``.
     WANTED    The learner was asked. With its offer the peer joins, or folds when it is alone.
     JOINING   ``Join`` was sent to the leader of this peer's attempt
-              (``averaging.round.opinions.pacemaker``). ``Noted`` binds it; ``Redirect`` names
-              another leader. When the leader is silent or its link breaks, the join is sent once
-              more, and then to the leader of a later attempt.
-    PROMISED  Bound to this leader and no other, until ``Withdraw`` is sent or ``Committed``,
-              ``NoQuorum`` or ``Closed`` arrives. Another leader that calls is told ``Pass``, or
-              joined instead (after ``Withdraw``) if its attempt is a later one.
+              (``averaging.round.opinions.pacemaker``). It is bound to this leader and no other,
+              until ``Withdraw`` is sent or ``Committed``, ``NoQuorum`` or ``Closed`` arrives;
+              ``Redirect`` names another leader. Another leader that calls is told ``Pass``, or
+              joined instead (after ``Withdraw``) if its attempt is a later one. When the leader is
+              silent or its link breaks, the join is sent once more, and then to the leader of a
+              later attempt.
     ENTERED   A commit that names this peer holds for it: a ``Participation`` is under way.
     CATCHING  Behind, or on the lighter side of a fork: the owner fetches; the peer joins nothing.
     FOLDING   Alone: the owner makes the learner's parameters the state.
@@ -40,16 +40,10 @@ compares this table with what machines do.)
     WANTED    -> FOLDING   Offered
     WANTED    -> CATCHING  Behind Call Compare Finished Join
     WANTED    -> IDLE      Closed Offered Tick GiveWay Leave OrdersChanged CaughtUp
-    JOINING   -> PROMISED  Noted
-    JOINING   -> ENTERED   Committed StreamOpened Join
-    JOINING   -> CATCHING  Behind Call Compare Finished Join
-    JOINING   -> IDLE      Refused NoQuorum Closed Redirect Call Committed Tick GiveWay Leave
-    JOINING   -> IDLE      OrdersChanged CaughtUp
-    PROMISED  -> JOINING   Redirect Refused Call Join Tick
-    PROMISED  -> ENTERED   Committed StreamOpened Join Pass LinkLost Tick
-    PROMISED  -> CATCHING  Behind Call Compare Finished Join LinkLost Pass Tick
-    PROMISED  -> IDLE      Refused NoQuorum Closed Redirect Call Tick GiveWay Leave
-    PROMISED  -> IDLE      Committed StreamOpened OrdersChanged CaughtUp
+    JOINING   -> ENTERED   Committed StreamOpened Join Pass LinkLost Tick
+    JOINING   -> CATCHING  Behind Call Compare Finished Join LinkLost Pass Tick
+    JOINING   -> IDLE      Refused NoQuorum Closed Redirect Call Tick GiveWay Leave
+    JOINING   -> IDLE      Committed StreamOpened OrdersChanged CaughtUp
     ENTERED   -> IDLE      Applied Void Forswear Declined Join Withdraw MergedArrived SliceMerged
     ENTERED   -> IDLE      Sealed LinkLost Tick Call
     CATCHING  -> IDLE      CaughtUp Tick
@@ -373,7 +367,7 @@ class FragmentRounds(Fragment):
             case Phase.WANTED:
                 reason = "the learner did not come to a safe point in time"
                 self.joining.become_idle(reason, retry=True)
-            case Phase.JOINING | Phase.PROMISED:
+            case Phase.JOINING:
                 self.joining.leader_silent(now)
             case Phase.FOLDING:
                 self.joining.become_idle("folding took too long", retry=True)

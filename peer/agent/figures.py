@@ -26,7 +26,6 @@ from peer.views.pages import Content, serve_pages
 WORK_IN_PROGRESS = {
     RoundPhase.WANTED: "being copied",
     RoundPhase.JOINING: "waiting for peers",
-    RoundPhase.PROMISED: "waiting for peers",
     RoundPhase.ENTERED: "exchanging",
     RoundPhase.CATCHING: "catching up",
     RoundPhase.FOLDING: "folding",

@@ -45,7 +45,8 @@ class Attempt(Struct, frozen=True):
     resent: bool = False
     """True if the leader got the join a second time."""
     until: float = math.inf
-    """A leader that has noted this peer and not closed its roster by then does not lead."""
+    """A leader that has noted this peer and not closed its roster by then does not lead. It has
+    not noted it yet: infinite."""
 
 
 class Called(Struct, frozen=True):
@@ -73,7 +74,7 @@ class Joining:
         self._pace = fragment.pace
         self._pacemaker = fragment.pacemaker
         self.attempt: Attempt | None = None
-        """The join that leaders answer, while the phase is JOINING or PROMISED."""
+        """The join that leaders answer, while the phase is JOINING."""
         self.call: Called | None = None
         """The leader that has called this peer, and until when it waits."""
         self.caller: PeerId | None = None
@@ -410,7 +411,7 @@ class Joining:
             self.join_caller(called, now)
             return
         if attempt.leader == leader:
-            if self._fragment.phase is Phase.PROMISED:
+            if attempt.until < math.inf:
                 # A leader that has noted the join and calls has lost it, with its answer.
                 self._fragment.send(leader, attempt.join)
             return
@@ -494,7 +495,7 @@ class Joining:
             until = now + longest_s + self._policy.margin_s + self._policy.answer_s
         self.attempt = msgspec.structs.replace(attempt, resent=False, until=until)
         at = now + min(message.wait_s, longest_s) + self._policy.margin_s
-        self._fragment.goes_to(Phase.PROMISED, until=min(at, max(now, until)))
+        self._fragment.phase_until = min(at, max(now, until))
 
     def redirected(self, sender: PeerId, message: messages.Redirect, now: float) -> None:
         if not self._is_answer(sender, message.join):

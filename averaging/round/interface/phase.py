@@ -14,13 +14,12 @@ class Phase(StrEnum):
     IDLE = "idle"
     WANTED = "wanted"
     JOINING = "joining"
-    PROMISED = "promised"
     ENTERED = "entered"
     CATCHING = "catching"
     FOLDING = "folding"
 
 
-UNCOMMITTED = (Phase.WANTED, Phase.JOINING, Phase.PROMISED)
+UNCOMMITTED = (Phase.WANTED, Phase.JOINING)
 """An attempt to get into a round that can still be abandoned."""
 
 

@@ -195,7 +195,7 @@ async def test_histories_founded_apart_are_never_averaged_and_one_goes_over_whol
         assert all(set(told["members"]) <= {anna.id, boris.id} for told in anna.told("round"))
 
         states = await clara.averager.states_of(anna.id)
-        await made.until(lambda: Phase.PROMISED in clara.averager.phases, within_s=36.0)
+        await made.until(lambda: Phase.JOINING in clara.averager.phases, within_s=36.0)
         loop = asyncio.get_running_loop()
         began = loop.time()
         await clara.averager.replace_states(states, reason="founded_apart")
