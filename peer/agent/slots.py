@@ -316,9 +316,12 @@ class SlotPort:
 
         Coarse parameters differ from it by one rounding, once.
         """
-        entry = self._entries[fragment]
+        entry, held = self._entries[fragment], self.memory.base(fragment)
         state = self.memory.state(fragment)
-        entry.taken_over = self.memory.base(fragment) is not None or state is SlotState.ADOPT
+        entry.taken_over = held is not None or state is SlotState.ADOPT
+        if held is not None:
+            # What became of the work before is known to the earlier agent alone.
+            entry.begun_version, entry.begun = held.version, (held.mark, held.tokens)
         if state is SlotState.OFFERED:
             entry.orphan = True
         elif state in (SlotState.TURNING, SlotState.BASE):

@@ -15,6 +15,7 @@ from averaging.history.merged_map import Mark, MergedMap
 from averaging.history.state import FragmentState
 from averaging.messages import Link
 from peer.agent.account import Account
+from peer.agent.slots import SlotPort
 from peer.rules.ledger import APART
 from tests.peer.trainer.learner_pair import INCARNATION, ME, Pair, moved
 
@@ -223,3 +224,24 @@ async def test_a_trainer_that_has_yet_to_take_a_side_has_no_displacement_there()
     parting = Parting(taken.version, taken.theta, merged_mark=mark, given_up_mark=mark)
     assert pair.port.rebase(0, moved(taken, -0.5), parting) is None
     waiting.cancel()
+
+
+async def test_work_that_was_given_up_before_the_agent_died_does_not_come_back() -> None:
+    """The agent after it knew nothing of that, and the fork after it made the work pending."""
+    pair = Pair()
+    (state, _) = await pair.found()
+    await pair.offer(0, amount=0.25)
+    given_up = moved(state, 1.0)
+    pair.port.discard(0, given_up, reason="stale")
+    pair.idle()
+    pair.port = SlotPort(pair.memory, ME, pair.adopted.append)
+    pair.port.resume(0, given_up.theta)
+    pair.port.adopt_first(0, given_up)
+    snapshot = await pair.offer(0, amount=0.25)
+    pair.port.adopt(
+        0, moved(given_up, 0.5, mine(snapshot.mark, snapshot.tokens)), contained=snapshot.mark
+    )
+    pair.idle()
+
+    parting = Parting(given_up.version, given_up.theta, merged_mark=0, given_up_mark=snapshot.mark)
+    assert pair.port.rebase(0, elsewhere(given_up, -0.5), parting) == snapshot.tokens
