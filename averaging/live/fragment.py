@@ -323,8 +323,6 @@ class FragmentWork:
                 )
             case effects.Merge():
                 self._reducing(effect.round).merge(effect)
-            case effects.Answer():
-                self._reducing(effect.round).answer(effect.slice)
             case Apply():
                 self._applying = True
                 self.averager.spawn(self._apply(effect), f"apply fragment {self.index}")

@@ -23,7 +23,6 @@ from averaging import messages
 from averaging.history.standing import after_commit, sealed_parents
 from averaging.messages import Message
 from averaging.round.interface.effects import (
-    Answer,
     Apply,
     Enter,
     LeaveOut,
@@ -275,8 +274,7 @@ class Participation:
             self._note("upload_refused", peer=sender, slice=index, reason=problem)
         if self.seal is not None:
             self._try_merge(index)
-        state = self.reducer.slices[index]
-        if not state.merging and state.merged is None:
+        if not self.reducer.slices[index].merging and self.slices.digests[index] is None:
             self._report(index)
 
     def _upload_failed(self, index: int, reason: str, now: float) -> None:
@@ -287,12 +285,8 @@ class Participation:
         self.slices.upload_failed(index, retry_at=now + self._policy.resend_s)
 
     def _slice_merged(self, index: int, digest: bytes, now: float) -> None:
-        state = self.reducer.slices.get(index)
-        if state is None or state.merged is not None:
-            return
-        state.merged = digest
-        self._emit(Answer(self.id, index))
-        self._have(index, digest, now)
+        if index in self.reducer.slices:
+            self._have(index, digest, now)
 
     def _merged_arrived(self, arrived: MergedArrived, now: float) -> None:
         """A merged slice: the reducer's answer, or, at a reducer, from a member that has it."""
@@ -301,9 +295,6 @@ class Participation:
         if state is not None and state.merging:
             return  # this peer applies what it merges; another reducer may have merged falsely
         self.slices.claim(index, arrived.parents, arrived.contributors)
-        if state is not None and state.merged is None:
-            state.merged = digest
-            self._emit(Answer(self.id, index))
         self._have(index, digest, now)
         if self.seal is None and self.stage is Stage.UPLOADING:
             # The merged slice has come before the seal: its reducer knows the seal.
@@ -488,11 +479,7 @@ class Participation:
         if message.reducer == self._id.me and self.reducer.take(message.slice):
             self._note("took_slice", slice=message.slice)
             self._emit(Reduce(self.id, message.slice))
-            if (digest := self.slices.digests[message.slice]) is not None:
-                state = self.reducer.slices[message.slice]
-                state.merged = digest
-                self._emit(Answer(self.id, message.slice))
-            elif self.seal is None:
+            if self.slices.digests[message.slice] is None and self.seal is None:
                 self._report(message.slice)
         has_it = self.is_open or self.stage is Stage.FINISHED
         if self.entry is not None and has_it:
@@ -702,7 +689,8 @@ class Participation:
         return weights_of(self.commit, self.seal)
 
     def _try_merge(self, index: int) -> None:
-        if self.seal and self.reducer.can_merge(index, self.seal) and self.is_open:
+        lacks_it = self.slices.digests[index] is None
+        if self.seal and lacks_it and self.reducer.can_merge(index, self.seal) and self.is_open:
             state = self.reducer.slices[index]
             state.merging = True
             self._emit(Merge(self.id, index, self.seal, self.weights(), dict(state.bundles)))

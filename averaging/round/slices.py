@@ -17,7 +17,7 @@ from averaging.rules.usual_norms import UploadNorm, outlying
 class SliceState:
     """One slice at its reducer."""
 
-    __slots__ = ("bundles", "complete", "merged", "merging", "norms", "refused")
+    __slots__ = ("bundles", "complete", "merging", "norms", "refused")
 
     def __init__(self) -> None:
         self.complete: set[int] = set()
@@ -29,8 +29,6 @@ class SliceState:
         self.norms: dict[int, UploadNorm] = {}
         """Norms of complete uploads that move a displacement, the own one included."""
         self.merging = False
-        self.merged: bytes | None = None
-        """Digest of the merged slice, once it is here."""
 
     def has_whole_bundles(self, contributors: set[int]) -> bool:
         """True if these contributors take all of each bundle or nothing of it, as an honest seal
@@ -102,7 +100,6 @@ class Reducer:
         return (
             state is not None
             and not state.merging
-            and state.merged is None
             and state.complete.issuperset(contributors)
             and state.has_whole_bundles(set(contributors))
         )

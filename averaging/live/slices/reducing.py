@@ -65,8 +65,10 @@ class Reducing:
         self._expected.clear()
 
     def reduce(self, index: int) -> None:
-        """Take uploads of this slice from now on."""
+        """Take uploads of this slice from now on; answer them at once if it is here merged."""
         self._traffic.reduces.add(index)
+        if index in self._traffic.merged:
+            self._answerable[index].set()
 
     # Uploads
 
@@ -223,12 +225,13 @@ class Reducing:
             growing.data[:] = data
             growing.grow(len(data))
             parts.is_here(index)
+            self._answerable[index].set()
             parts.tell_merged(index, digest)
 
     # Merging
 
     def merge(self, asked: Merge) -> None:
-        """Carry out ``Merge``; ``answer`` may follow at once."""
+        """Carry out ``Merge``; the answers follow as it goes on."""
         payloads = self._traffic.merge(asked)
         self._answerable[asked.slice].set()
         work = self._merge(asked.slice, asked.contributors, payloads)
@@ -308,10 +311,6 @@ class Reducing:
             say(place.stop)
 
     # Answering
-
-    def answer(self, index: int) -> None:
-        """Carry out ``Answer``."""
-        self._answerable[index].set()
 
     async def _answer(self, bulk: Bulk, index: int, entry: int) -> None:
         await self._answerable[index].wait()

@@ -51,7 +51,7 @@ class Enter(Struct, frozen=True):
 
 
 class Reduce(Struct, frozen=True):
-    """Reduce this slice as well: its former reducer is dead."""
+    """Reduce this slice as well: its former reducer is dead. If it is here merged, it goes out."""
 
     round: bytes
     slice: int
@@ -76,7 +76,8 @@ class Merge(Struct, frozen=True):
     """Merge these contributors' uploads of a slice that this peer reduces: ``SliceMerged``.
 
     ``contributors`` are indices into the roster, ascending; ``weights`` are theirs and sum to one.
-    Uploads of others are dropped. ``bundles``: the riders in the uploads of delegates.
+    Uploads of others are dropped. ``bundles``: the riders in the uploads of delegates. The merged
+    slice goes out on every stream that was opened for it, now and later.
     """
 
     round: bytes
@@ -84,14 +85,6 @@ class Merge(Struct, frozen=True):
     contributors: tuple[int, ...]
     weights: tuple[float, ...]
     bundles: Mapping[int, tuple[int, ...]] = {}
-
-
-class Answer(Struct, frozen=True):
-    """The merged slice of ``slice`` may go out on every stream that was opened for it, now and
-    later."""
-
-    round: bytes
-    slice: int
 
 
 class RefuseStream(Struct, frozen=True):
@@ -235,7 +228,6 @@ Effect: TypeAlias = (
     | Reduce
     | Upload
     | Merge
-    | Answer
     | RefuseStream
     | Apply
     | GiveUp

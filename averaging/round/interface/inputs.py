@@ -141,7 +141,7 @@ class MergedArrived(Struct, frozen=True):
 
 
 SliceOutcome: TypeAlias = UploadArrived | UploadFailed | SliceMerged | MergedArrived
-"""The answers to ``Upload``, ``Reduce``, ``Merge`` and ``Answer``, each about one slice."""
+"""The answers to ``Upload``, ``Reduce`` and ``Merge``, each about one slice."""
 
 
 class Applied(Struct, frozen=True):

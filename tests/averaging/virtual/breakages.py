@@ -65,7 +65,8 @@ def a_restarted_member_is_taken_for_absent(patch: pytest.MonkeyPatch) -> None:
 def a_reducer_merges_whoever_it_has(patch: pytest.MonkeyPatch) -> None:
     def try_merge(self: Participation, index: int) -> None:
         state = self.reducer.slices.get(index)
-        if self.seal and state and state.complete and not state.merging and state.merged is None:
+        lacks_it = self.slices.digests[index] is None
+        if self.seal and state and state.complete and not state.merging and lacks_it:
             state.merging = True
             have = tuple(sorted(state.complete))
             share = 1.0 / len(have)

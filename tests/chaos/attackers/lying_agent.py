@@ -32,7 +32,7 @@ from averaging.live.slices.watch import Watch
 from averaging.messages import Commit, Message
 from averaging.numbers.chunks import digests_of, root_of
 from averaging.round.contributing import Contribution
-from averaging.round.interface.effects import Answer, Effect, Enter, Merge, Send
+from averaging.round.interface.effects import Effect, Enter, Merge, Send
 from averaging.round.interface.inputs import Offer, UploadArrived
 from dht.identity import Identity, PeerId
 from peer.agent import agent
@@ -195,7 +195,7 @@ class Liar(Watch):
                 self._tell(Lie.REDUCE, effect.round)
                 weights = (1.0, *[0.0] * (len(effect.weights) - 1))
                 return msgspec.structs.replace(effect, weights=weights)
-            case Answer() if self._lies(Lie.STALL):
+            case Merge() if self._lies(Lie.STALL):
                 self._tell(Lie.STALL, effect.round)
                 return None
         return effect
