@@ -81,8 +81,10 @@ class Joining:
         """The leader that called last, whether this peer came or not."""
         self._coming_to: PeerId | None = None
         """The leader that waits for this peer's snapshot."""
-        self._offer: Offer | None = None
         self._folds = False
+        """The offer that was asked for is to be folded."""
+        self._folded: Standing | None = None
+        """This peer's standing after the fold that is under way."""
         self.leaves = False
         """The peer is about to leave: work that cannot be merged now is lost."""
         self._due_at = -math.inf
@@ -179,7 +181,7 @@ class Joining:
         phase = self._fragment.phase
         if phase is not Phase.WANTED:
             self._fragment.count("offer_not_wanted")
-            if offer is not None and self._offer is None:
+            if offer is not None and phase in (Phase.IDLE, Phase.CATCHING):
                 self._fragment.emit(GiveUp(None, f"{phase}: not wanted any more", False))
         elif offer is None:
             self.become_idle("the learner has nothing to offer", retry=True)
@@ -231,10 +233,13 @@ class Joining:
             # A second round beside the one that it leads for others would fork the lineage.
             self._give_up_offer("the roster that I closed is without me")
             return
-        self._offer = offer
         if self._folds:
+            incarnation, mark = self._id.incarnation, offer.mark
+            self._folded = after_folding(
+                standing, self._id.me, incarnation=incarnation, mark=mark, tokens=offer.tokens
+            )
             fragment.goes_to(Phase.FOLDING, until=now + self._policy.catch_up_s)
-            fragment.emit(Fold(self._folded_standing(standing, offer), offer.mark))
+            fragment.emit(Fold(self._folded, mark))
             return
         leader = self._first_leader(standing, now)
         self._joins += 1
@@ -287,8 +292,7 @@ class Joining:
 
     def become_idle(self, reason: str, *, retry: bool) -> None:
         """Nothing is under way any more; offered work, if any, is settled already."""
-        self.attempt = None
-        self._offer = None
+        self.attempt = self._folded = None
         self._folds = False
         self._not_coming(reason)
         self._fragment.goes_to(Phase.IDLE)
@@ -298,24 +302,13 @@ class Joining:
         self._fragment.leave_own_roster()
 
     def folded(self) -> None:
-        fragment, offer = self._fragment, self._offer
-        if fragment.phase is not Phase.FOLDING or offer is None:
+        fragment, standing = self._fragment, self._folded
+        if standing is None:
             return
-        assert fragment.standing is not None
-        standing = self._folded_standing(fragment.standing, offer)
         fragment.stand(standing, fresh=True)
         self._pace.start_cycle(fragment.now)
         fragment.note("folded", version=standing.version)
         self.become_idle("folded", retry=False)
-
-    def _folded_standing(self, standing: Standing, offer: Offer) -> Standing:
-        return after_folding(
-            standing,
-            self._id.me,
-            incarnation=self._id.incarnation,
-            mark=offer.mark,
-            tokens=offer.tokens,
-        )
 
     # Finding the leader
 
@@ -592,9 +585,7 @@ class Joining:
                 self.withdraw(attempt)
             else:
                 self._fragment.take_back_own_join()
-        if self._offer is not None:
             self._fragment.emit(GiveUp(None, reason, False))
-        self._offer = None
 
     def take_call(self) -> Called | None:
         """Forget the call of a leader, and return it."""
