@@ -36,7 +36,7 @@ from __future__ import annotations
 import msgspec
 
 from averaging import messages
-from averaging.history.standing import Standing, tokens_of
+from averaging.history.standing import Standing, brief, tokens_of
 from averaging.messages import Committed, Head, Link, Message, ParentCertificate, Signatures
 from averaging.round.interface.identity import Identity
 from averaging.round.opinions.neighbourhood import Neighbourhood
@@ -97,23 +97,23 @@ class Certificates:
         self.shows_all = False
         """True if others stand elsewhere: joins show all signatures under the own standing."""
 
-    def signatures_in(self, message: Message, now: float) -> int | None:
-        """Number of signatures in a join or a call: the own one where all stand on one link.
+    def show_in(self, message: Message, head: Head, now: float) -> Head:
+        """Return the head of a message as its receiver needs it.
 
-        ``None``: another message has as many as certify what it shows.
+        Joins, calls and words of a finished round are mostly read by peers that stand on the same
+        link, and show its newest links alone; joins and calls the own signature. Where others may
+        stand elsewhere, a join has as many as a round needs to continue its link. Other messages
+        have as many as certify what they show.
         """
-        if not isinstance(message, messages.Join):
-            return 1 if isinstance(message, messages.Call) else None
-        proves = self._proves(now)
-        return self.parent_needed(now) + SIGNATURES_SPARE if proves else 1
-
-    def is_brief(self, message: Message, now: float) -> bool:
-        """True if the head in a message is mostly read by peers that stand on it."""
-        kinds = messages.Join, messages.Call, messages.Finished
-        return isinstance(message, kinds) and not self._proves(now)
-
-    def _proves(self, now: float) -> bool:
-        return self.shows_all or self._peers.has_several_groups(now)
+        brief_kinds = messages.Join, messages.Call, messages.Finished
+        proves = self.shows_all or self._peers.has_several_groups(now)
+        most: int | None = None
+        if isinstance(message, messages.Join) and proves:
+            most = self.parent_needed(now) + SIGNATURES_SPARE
+        elif isinstance(message, messages.Join | messages.Call):
+            most = 1
+        shown = self.show(head, now, signatures_max=most)
+        return brief(shown) if isinstance(message, brief_kinds) and not proves else shown
 
     def show(self, head: Head, now: float, *, signatures_max: int | None = None) -> Head:
         """Return a head with the signatures under it; the own one if this peer stands on it.

@@ -20,7 +20,7 @@ import msgspec
 
 from averaging import messages
 from averaging.history.lineage import Lineage
-from averaging.history.standing import Standing, brief
+from averaging.history.standing import Standing
 from averaging.messages import Committed, Head, Join, Message
 from averaging.round.interface.effects import Effect, Note, Send, Value
 from averaging.round.interface.identity import Circumstances, Identity, SignedCommit
@@ -123,11 +123,10 @@ class Fragment(ABC):
         head: Head | None = getattr(message, "head", None)
         if head is not None:
             goal = self.ending.goal
-            ends = goal is not None and goal.is_reached_by(head)
-            most = None if ends else self.certificates.signatures_in(message, self.now)
-            shown = self.certificates.show(head, self.now, signatures_max=most)
-            if not ends and self.certificates.is_brief(message, self.now):
-                shown = brief(shown)
+            if goal is not None and goal.is_reached_by(head):
+                shown = self.certificates.show(head, self.now)
+            else:
+                shown = self.certificates.show_in(message, head, self.now)
             message = msgspec.structs.replace(message, head=shown)
         if isinstance(message, Committed):
             message = self.certificates.beside(message, to, self.now)
