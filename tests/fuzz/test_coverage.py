@@ -18,6 +18,7 @@ import msgspec
 from dht.libp2p.directory_wire import RULES
 from dht.libp2p.lane import wire as lane_wire
 from dht.membership import hello
+from dht.membership.credentials import read_credential, read_directive
 from tests.fuzz.targets import LANE, TARGETS
 
 ROOT = Path(__file__).parents[2]
@@ -133,6 +134,9 @@ def entered() -> tuple[dict[str, set[int]], set[int]]:
         elif event == "call" and code.co_filename.startswith(root):
             lines[code.co_filename.removeprefix(root)].add(code.co_firstlineno)
             decoders.add(id(frame.f_locals.get("self")))
+
+    for remembers in (read_credential, read_directive):
+        remembers.cache_clear()  # an earlier test may have read the same
 
     async def read() -> None:  # frames need a loop
         sys.setprofile(see)
