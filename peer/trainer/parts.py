@@ -80,7 +80,7 @@ class Parts(RankParts):
 
 
 Asked: TypeAlias = Callable[[], bool]
-"""Whether this peer's part in the run is over, or somebody has asked it to leave."""
+"""A question with a yes or a no: is this peer's part in the run over, or is it to leave?"""
 
 
 @dataclass(frozen=True, slots=True)

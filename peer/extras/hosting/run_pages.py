@@ -57,7 +57,7 @@ NOBODY = "No peer of this run is on line here now; this is the last known state.
 
 @dataclass(slots=True)
 class _Run:
-    """What is known of one run."""
+    """The page of one run, and what it is made of."""
 
     page: RunPage
     file: Mapping[str, object]
