@@ -514,7 +514,7 @@ class Ending:
         """Go on: the purpose of the present state is achieved, or its time is over."""
         seen, state, effects = self._seen, self.state, list[Effect]()
         match state:
-            case State.LAST_ROUNDS if self._learns and not seen.learners:
+            case State.LAST_ROUNDS if self._is_only_learner:
                 left_s = self._until - self._now
                 self._begin_to_offer(least_s=PENDING_SHARE * left_s, most_s=left_s)
                 return self._go(State.LAST_WORK) + self._offer()
@@ -592,7 +592,7 @@ class Ending:
         effects: list[Effect] = [Do.HURRY] if seen.final else []
         left_s = seen.date_left_s
         if left_s is not None and left_s <= CLOCKS_DIFFER_S and self._rounds is None:
-            self._rounds = LastRounds(seen.versions)
+            self._rounds = LastRounds(seen.versions, seen.learners)
             effects += [Do.GATHER, *self._go(State.GATHERED)]
         if left_s is not None and left_s <= -CLOCKS_DIFFER_S and self._rounds is not None:
             self._until = self._now + self._last_round_s
@@ -626,6 +626,14 @@ class Ending:
             return []
         missing = self._rounds.missing(self._seen.versions)
         return [MakeDue(missing)] if missing else self._done()
+
+    @property
+    def _is_only_learner(self) -> bool:
+        """True if nobody is here to merge with, and nobody had the last rounds with this peer: they
+        may have ended before it, and it would fold work that they do not take any more."""
+        assert self._rounds is not None
+        has_had_them = self._rounds.others and not self._rounds.missing(self._seen.versions)
+        return self._learns and not self._seen.learners and not has_had_them
 
     @property
     def _date_reason(self) -> str:
@@ -748,6 +756,8 @@ class LastRounds:
 
     versions: tuple[int, ...]
     """Versions just before the date."""
+    others: int = 0
+    """Number of other learners then."""
     _void: set[int] = field(default_factory=set)
 
     def came_to_nothing(self, fragment: int) -> None:

@@ -211,6 +211,17 @@ def test_a_learner_makes_its_last_rounds_with_one_that_is_silent_while_it_counts
     assert machine.offers_last(7) and not machine.closed
 
 
+def test_a_learner_that_has_had_its_last_rounds_folds_nothing_when_others_end_before_it() -> None:
+    """It took itself for the only one, and folded eleven steps: three peers left at two models."""
+    machine = in_the_run()
+    hear(machine, Look(Seen(versions=(4, 4), date_left_s=-2.0, learners=2)))
+    made = Seen(versions=(5, 5), date_left_s=-2.5, pending=7)
+    assert hear(machine, Answers([], 0, made), now=1.0) == [Drain(19.0)]
+    alone = in_the_run()
+    hear(alone, Look(Seen(versions=(4, 4), date_left_s=-2.0)))
+    assert hear(alone, Answers([], 0, made), now=1.0) == [Do.OFFER], "it had folded twice"
+
+
 def test_a_peer_that_leaves_counts_as_one_that_trains_only_while_it_has_work_to_be_merged() -> None:
     """Of three that left together the last waited for two that had nothing to offer any more. They
     went meanwhile, and kept another model than it."""
