@@ -44,6 +44,7 @@ from peer.run_file.sections import MuonInner
 from peer.simulate.problems.problem import Places, layout_of
 from peer.simulate.problems.text_gpt import TextGpt
 from peer.simulate.settings import ProblemChoice
+from peer.trainer.computing.engine import autocast
 
 AT_ONCE = 8
 """Gradients that one call computes: the values of more members leave the processor's cache. The
@@ -354,7 +355,8 @@ def gradients_of(problem: TextGpt, compiled: bool) -> Gradients:
         of_members = torch.compile(of_members, dynamic=False)
 
     def computed(parameters: dict[str, Tensor], batches: Tensor) -> dict[str, Tensor]:
-        with sdpa_kernel(SDPBackend.MATH):  # the others have no rule for members
+        precision = autocast(torch.device("cpu"), problem.precision or "fp32")
+        with precision, sdpa_kernel(SDPBackend.MATH):  # the others have no rule for members
             return of_members(parameters, batches)
 
     return computed
@@ -364,6 +366,9 @@ AVERAGES = (2, 4, 8)
 """Last versions that are averaged equally."""
 KEPT_SHARES = (0.5, 0.75)
 """Shares that exponential averages keep of themselves at each version."""
+NEWEST_WEIGHS = 16
+"""Divided by the number of its version, the weight of the newest one in the average that grows with
+the run: it is the newest version until so many have been made."""
 
 
 class _Swarm:
@@ -396,6 +401,7 @@ class _Swarm:
         self._points: list[tuple[int, float]] = []
         self._versions: list[Float32s] = [first.copy()]
         self._exponential = {share: first.astype(np.float64) for share in KEPT_SHARES}
+        self._growing = first.astype(np.float64)
 
     @property
     def _values(self) -> Float32s:
@@ -509,8 +515,9 @@ class _Swarm:
             merged = self._merged
             self._versions = [*self._versions, merged][-max(AVERAGES) :]
             for share, average in self._exponential.items():
-                average *= share
-                average += (1 - share) * merged
+                average += (1 - share) * (merged - average)
+            weight = min(1.0, NEWEST_WEIGHS / (step // trial.cycle))
+            self._growing += weight * (merged - self._growing)
         every = trial.measured_cycles
         if every is not None and step // trial.cycle % every == 0:
             self._points.append((step, self._members.problem.evaluate(self._merged)))
@@ -523,6 +530,7 @@ class _Swarm:
                 averages[f"last {count}"] = evaluate(_mean(np.stack(self._versions[-count:])))
             for share, average in self._exponential.items():
                 averages[f"exponential {share:g}"] = evaluate(average.astype(np.float32))
+            averages["growing"] = evaluate(self._growing.astype(np.float32))
         return Outcome(
             loss=evaluate(_mean(self._values)),
             merged_loss=evaluate(self._merged),

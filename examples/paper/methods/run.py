@@ -53,8 +53,7 @@ class Cell:
     idea: str
     name: str
     changes: Mapping[str, Any] = field(default_factory=dict)
-    """Of ``Trial``, against its defaults; ``longer``: factor on the tokens of a step, ``wider`` on
-    the width of the model."""
+    """Of ``Trial``, against its defaults."""
     control: str = ""
     """Name of the cell of the same idea that it is compared with; empty: it is a control."""
     prediction: str = ""
@@ -62,6 +61,8 @@ class Cell:
     figure: Callable[[Outcome], float] = lambda outcome: outcome.loss
     of: str = ""
     """Name of the cell whose trainings have the figure; empty: its own."""
+    size: Mapping[str, Any] = field(default_factory=dict)
+    """Of the problem, against the options of the program."""
     seeds_max: int = 3
 
     @property
@@ -97,26 +98,70 @@ def rates() -> list[Cell]:
     ]
 
 
-def law(idea: str, members: Sequence[int], **others: Any) -> list[Cell]:
-    """Losses by number of members, against data parallel."""
-    cells = [Cell(idea, "alone", {**ALONE, **others}, seeds_max=1)]
-    expected = {"every 30": {2: 4, 4: 14, 8: 25, 16: 35}, "every 8": {2: 2, 4: 8, 8: 15, 16: 22}}
+Expected = Mapping[str, Mapping[int, float]]
+EXPECTED: Expected = {
+    "every 30": {2: 4, 4: 14, 8: 25, 16: 35},
+    "every 8": {2: 2, 4: 8, 8: 15, 16: 22},
+}
+"""Percent from data parallel, by number of members."""
+
+
+def law(
+    idea: str,
+    members: Sequence[int] = (8,),
+    *,
+    expected: Expected = EXPECTED,
+    slower: float = 1.0,
+    steps: int = 360,
+    size: Mapping[str, Any] | None = None,
+) -> list[Cell]:
+    """Losses by number of members, against data parallel, and those of one member alone, for as
+    long as it needs. ``slower``: factor on all learning rates."""
+    longer = {"alone": 1, "alone, 2 times": 2, "alone, 4 times": 4}
+    trials: dict[str, Mapping[str, Any]] = {
+        name: {**ALONE, "steps": times * steps} for name, times in longer.items()
+    }
+    predictions: dict[str, tuple[str, str]] = {}
     for count in members:
         for kind, changes in KINDS.items():
-            control = "" if kind == "data parallel" else f"data parallel, M = {count}"
-            prediction = f"+{expected[kind][count]}%" if control else ""
-            settings = {**changes, "members": count, "rate": RATE[kind], **others}
             name = f"{kind}, M = {count}"
-            cells.append(Cell(idea, name, settings, control, prediction, seeds_max=1))
-    return cells
-
-
-def longer(idea: str, **others: Any) -> list[Cell]:
-    """One member alone, for as long as it needs."""
+            trials[name] = {**changes, "members": count, "rate": RATE[kind], "steps": steps}
+            if kind != "data parallel":
+                predictions[name] = (
+                    f"data parallel, M = {count}",
+                    f"{expected[kind][count]:+g}%",
+                )
     return [
-        Cell(idea, f"{times} times", {**ALONE, "steps": times * 360, **others}, seeds_max=1)
-        for times in (2, 4)
+        Cell(
+            idea,
+            name,
+            {**trial, "rate": slower * trial["rate"]},
+            *predictions.get(name, ()),
+            size=size or {},
+        )
+        for name, trial in trials.items()
     ]
+
+
+TOKENS_1024: Mapping[str, Any] = {"batch": 32}
+EXPECTED_OF_1024: Expected = {"every 30": {8: 25}, "every 8": {8: 8}}
+
+
+def sizes() -> list[Cell]:
+    """1024 tokens a step, models of 70 000 to 3.2 million parameters."""
+    deeper = {"layers": 4, "length": 256, "batch": 4, "precision": "bf16"}
+    small, larger, large = TOKENS_1024, {**deeper, "width": 128}, {**deeper, "width": 256}
+    cells: list[Cell] = []
+    for name, size, slower, every_30, every_8 in (
+        ("70 000", small, 1.0, 14, 8),
+        ("0.8 M", larger, 1.0, 18, 12),
+        ("0.8 M, half the rates", larger, 0.5, 18, 11),
+        ("3.2 M", large, 0.5, 22, 14),
+    ):
+        expected = {"every 30": {8: every_30}, "every 8": {8: every_8}}
+        idea = f"size, {name}"
+        cells += law(idea, expected=expected, slower=slower, steps=240, size=size)
+    return cells
 
 
 # Short runs and founders
@@ -242,13 +287,13 @@ def few() -> list[Cell]:
 def few_for_longer() -> list[Cell]:
     """Whether shorter outer steps of few members are a matter of short runs or small steps."""
     cells = []
-    for number, count, changes, expected in (
-        ("one member, 40 cycles", 1, {"steps": 960}, "+0.5%"),
-        ("two members, 40 cycles", 2, {"steps": 960}, "-1%"),
-        ("four members, 40 cycles", 4, {"steps": 960}, "+1%"),
-        ("two members, 1024 tokens", 2, {"longer": 4}, "-0.5%"),
-        ("two members, 4096 tokens", 2, {"longer": 16}, "0%"),
-        ("four members, 1024 tokens", 4, {"longer": 4}, "+1%"),
+    for number, count, changes, size, expected in (
+        ("one member, 40 cycles", 1, {"steps": 960}, {}, "+0.5%"),
+        ("two members, 40 cycles", 2, {"steps": 960}, {}, "-1%"),
+        ("four members, 40 cycles", 4, {"steps": 960}, {}, "+1%"),
+        ("two members, 1024 tokens", 2, {}, TOKENS_1024, "-0.5%"),
+        ("two members, 4096 tokens", 2, {}, {"batch": 128}, "0%"),
+        ("four members, 1024 tokens", 4, {}, TOKENS_1024, "+1%"),
     ):
         settings = {**SHORT, "members": count, **changes}
         control, against = (USUAL, settings)
@@ -256,8 +301,8 @@ def few_for_longer() -> list[Cell]:
             control, against = "folds its work", {**settings, **ALONE}
             settings = {**settings, "codec": "f32"}
         cells += [
-            Cell(number, control, against),
-            Cell(number, "eta 0.7, mu 0.5", {**settings, **DAMPED}, control, expected),
+            Cell(number, control, against, size=size),
+            Cell(number, "eta 0.7, mu 0.5", {**settings, **DAMPED}, control, expected, size=size),
         ]
     return cells
 
@@ -448,21 +493,32 @@ PAIR_FOR_LONG: Mapping[str, Any] = {**LONG_COSINE, "schedule": CONSTANT}
 
 def averages() -> list[Cell]:
     cells = []
-    names = ("last 2", "last 4", "last 8", "exponential 0.5", "exponential 0.75")
+    names = ("last 2", "last 4", "last 8", "exponential 0.5", "exponential 0.75", "growing")
+    eight = {"members": 8}
     for idea, changes, expected in (
-        ("averages, constant rate", {"schedule": CONSTANT}, (-1, -1, 2, -1, 0)),
-        ("averages, cosine rate", {}, (0.5, 2, 6, 0.5, 3)),
-        ("averages, two, 60 cycles, constant", PAIR_FOR_LONG, (-1, -1.5, -1, -1, -1.5)),
-        ("averages, two, 60 cycles, cosine", LONG_COSINE, (0.1, 0.2, 0.5, 0.1, 0.2)),
+        ("averages, constant rate", {"schedule": CONSTANT}, (-1, -1, 2, -1, 0, 0)),
+        ("averages, cosine rate", {}, (0.5, 2, 6, 0.5, 3, 0)),
+        ("averages, two, 60 cycles, constant", PAIR_FOR_LONG, (-1, -1.5, -1, -1, -1.5, -8)),
+        ("averages, two, 60 cycles, cosine", LONG_COSINE, (0.1, 0.2, 0.5, 0.1, 0.2, -0.8)),
         (
             "averages, two, eta 0.7, 60 cycles, constant",
             {**PAIR_FOR_LONG, **DAMPED},
-            (-3, -5, -6, -4, -5),
+            (-3, -5, -6, -4, -5, -5),
         ),
         (
             "averages, two, eta 0.7, 60 cycles, cosine",
             {**LONG_COSINE, **DAMPED},
-            (0, 0, 0.3, 0, 0),
+            (0, 0, 0.3, 0, 0, -0.4),
+        ),
+        (
+            "averages, eight, 60 cycles, constant",
+            {**PAIR_FOR_LONG, **eight},
+            (-1, -2, -2, -1.8, -2.2, -2.2),
+        ),
+        (
+            "averages, eight, 60 cycles, cosine",
+            {**LONG_COSINE, **eight},
+            (0, 0.1, 0.5, 0.1, 0.2, 0.2),
         ),
     ):
         settings: dict[str, Any] = {**SHORT, "averaged": True, "cycle": 15, **changes}
@@ -524,15 +580,10 @@ CELLS: Sequence[Cell] = (
     *founder(),
     *short(),
     *law("law, 256 tokens", MEMBERS),
-    *longer("alone, longer"),
     *law("law, more members", (16,)),
     *rates(),
-    *law("law, 1024 tokens", (8,), longer=4),
-    *law("law, half the width", (8,), wider=0.5),
-    *law("law, twice the width", (8,), wider=2),
-    *longer("alone, longer, 1024 tokens", longer=4),
-    *longer("alone, longer, half the width", wider=0.5),
-    *longer("alone, longer, twice the width", wider=2),
+    *law("law, 1024 tokens", expected=EXPECTED_OF_1024, size=TOKENS_1024),
+    *sizes(),
 )
 
 
@@ -551,13 +602,15 @@ class Row:
 
 
 def problem_for(cell: Cell, size: TextGpt) -> TextGpt:
-    longer, wider = (cell.changes.get(name, 1) for name in ("longer", "wider"))
-    return replace(size, batch=longer * size.batch, width=int(wider * size.width))
+    return replace(size, **cell.size)
+
+
+def parameters_of(size: TextGpt) -> int:
+    return sum(spec.size for spec in size.specs)
 
 
 def trial_for(cell: Cell, seed: int) -> Trial:
-    of_size = ("longer", "wider")
-    return Trial(seed=seed, **{k: v for k, v in cell.changes.items() if k not in of_size})
+    return Trial(seed=seed, **cell.changes)
 
 
 def needed(chosen: Sequence[Cell]) -> list[Cell]:
@@ -570,6 +623,9 @@ def needed(chosen: Sequence[Cell]) -> list[Cell]:
             found[one.trained] = by_name[one.trained]
     return list(found.values())
 
+
+SIDE_BY_SIDE = 500_000
+"""Parameters of the largest model whose cells gain by being trained together."""
 
 Outcomes = dict[tuple[str, int], Outcome]
 """By full name of a cell, and seed."""
@@ -584,9 +640,10 @@ def trained(
     compiled: bool,
     progress: Callable[[float], None] = lambda share: None,
 ) -> Outcomes:
-    """Train what is not in the folder ``kept``: the cells of one idea and seed together."""
+    """Train what is not in the folder ``kept``: the cells of one idea and seed together, or one by
+    one, which is no slower, where models are larger."""
     found: Outcomes = {}
-    groups: dict[tuple[str, int, int, TextGpt], list[Cell]] = {}
+    groups: dict[tuple[str, int, int, TextGpt, str], list[Cell]] = {}
     for seed in seeds:
         for cell in cells:
             if seed not in seeds[: cell.seeds_max]:
@@ -594,9 +651,12 @@ def trained(
             if kept is not None and (file := _file(kept, cell, seed)).exists():
                 found[cell.full_name, seed] = msgspec.json.decode(file.read_bytes(), type=Outcome)
             else:
-                shape = cell.idea, seed, trial_for(cell, seed).steps, problem_for(cell, size)
+                problem = problem_for(cell, size)
+                by_itself = cell.name if parameters_of(problem) > SIDE_BY_SIDE else ""
+                steps = trial_for(cell, seed).steps
+                shape = cell.idea, seed, steps, problem, by_itself
                 groups.setdefault(shape, []).append(cell)
-    for done, ((_, seed, _, problem), together) in enumerate(groups.items()):
+    for done, ((_, seed, _, problem, _), together) in enumerate(groups.items()):
         trials = [trial_for(cell, seed) for cell in together]
         outcomes = train(
             trials,
@@ -661,12 +721,12 @@ def record(row: Row) -> dict[str, Any]:
 
 
 def section(rows: Sequence[Row], *, size: TextGpt) -> Section:
-    values = sum(spec.size for spec in size.specs)
     text = (
-        f"A decoder of {values} parameters in steps of {size.step_tokens} tokens per member unless "
-        "the idea says otherwise. Loss: held-out, in nats per byte, of the mean of all members' "
-        "parameters at the end, or what the name says, with the standard error over seeds. "
-        "Difference: from the control, paired by seed. Seconds of processor time of all seeds."
+        f"A decoder of {parameters_of(size)} parameters in steps of {size.step_tokens} tokens per "
+        "member unless the idea says otherwise. Loss: held-out, in nats per byte, of the mean of "
+        "all members' parameters at the end, or what the name says, with the standard error over "
+        "seeds. Difference: from the control, paired by seed. Seconds of processor time of all "
+        "seeds."
     )
     table = shown(
         "Methods",
