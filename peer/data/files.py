@@ -7,8 +7,9 @@ is a few numbers per source.
 
 Several pieces are read together because files of a folder differ: from pieces read one by one, a
 batch is of one subject, and each peer trains on another one for thousands of steps. Peers then
-drift apart, and merges keep little of what they learn (docs/research/results-muon.md). Files of the
-hub are read piece by piece: their rows come in no order, and each piece is fetched by itself.
+drift apart, and merges keep little of what they learn (results-few-members.md in docs/research).
+Files of the hub are read piece by piece: their rows come in no order, and each piece is fetched by
+itself.
 """
 
 from __future__ import annotations

@@ -311,7 +311,8 @@ def obstacles(run: RunFile, *, now: datetime) -> Iterator[Contradiction]:
 
 FEW_TOKENS = 1024
 """Tokens of a step below which a merge every eight steps was measured to be better by 4 to 10% of
-loss than one every thirty (256 and 768 tokens, eight members: docs/research/results-muon.md)."""
+loss than one every thirty (256 and 768 tokens, eight members; results-few-members.md in
+docs/research)."""
 CYCLE_OF_FEW_TOKENS = 8
 
 
