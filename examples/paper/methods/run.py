@@ -330,7 +330,12 @@ def few_every_8() -> list[Cell]:
         cells.append(Cell(idea, "every 30 steps", settings))
         damped_too = {**settings, **DAMPED}
         cells.append(Cell(idea, "every 30, eta 0.7", damped_too, "every 30 steps", expected[3]))
-    return cells
+    idea, control = "eight members, cycles of 8", "every 30 steps"
+    return [
+        *cells,
+        Cell(idea, control, {**KINDS["every 30"], "rate": RATE["every 30"]}),
+        Cell(idea, "every 8 steps", {**KINDS["every 8"], "rate": RATE["every 8"]}, control, "-8%"),
+    ]
 
 
 # Machines of different speed
