@@ -160,8 +160,7 @@ async def fetch_fragments(
 PAUSES_S = 0.0, 0.2, 0.4, 0.7, 1.1, 1.6, 2.2, 3.0
 """Pauses before the attempts to fetch a fragment; pieces that have arrived are kept. Each attempt
 takes what the sources have by then. Some fail because one source has merged and the other is about
-to, or because so many read from it that it keeps no further state for readers. The pauses differ,
-so that they do not meet the same moment of every round."""
+to. The pauses differ, so that they do not meet the same moment of every round."""
 
 
 async def _fetch_one(

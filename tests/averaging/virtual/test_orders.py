@@ -109,7 +109,7 @@ def test_no_storm_of_orders_breaks_a_promise_or_mixes_settings(first: int) -> No
         assert known == {Stamp(3, (3).to_bytes(16, "big"))}, f"seed {seed}: {known}"
         for codec, count in seen.items():
             rounds[codec] = rounds.get(codec, 0) + count
-    assert rounds.get("f32", 0) > 25, rounds
+    assert rounds.get("f32"), f"no round by an amended codec: {rounds}"
 
 
 def test_members_that_do_not_ask_for_the_directive_are_found(
