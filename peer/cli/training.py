@@ -55,8 +55,10 @@ def _examine(
     *,
     keep: bool,
 ) -> Preflight:
+    from peer.trainer.computing.compiling import defer_compiler
     from peer.trainer.preflight import examine
 
+    defer_compiler()
     checked = examine(
         run,
         settings,
@@ -128,9 +130,11 @@ def _rank(
 ) -> int:
     """The work of one of several processes. Only the first one has a screen."""
     from peer.island.training import open_rank, train_rank
+    from peer.trainer.computing.compiling import defer_compiler
     from peer.trainer.loop import Stop as NeverAsked
 
     start_logging()
+    defer_compiler()
 
     def keep(found: Fit) -> None:
         if place.rank == 0:
