@@ -131,16 +131,12 @@ def law(
                     f"data parallel, M = {count}",
                     f"{expected[kind][count]:+g}%",
                 )
-    return [
-        Cell(
-            idea,
-            name,
-            {**trial, "rate": slower * trial["rate"]},
-            *predictions.get(name, ()),
-            size=size or {},
-        )
-        for name, trial in trials.items()
-    ]
+    cells: list[Cell] = []
+    for name, trial in trials.items():
+        changes = {**trial, "rate": slower * trial["rate"]}
+        control, prediction = predictions.get(name, ("", ""))
+        cells.append(Cell(idea, name, changes, control, prediction, size=size or {}))
+    return cells
 
 
 TOKENS_1024: Mapping[str, Any] = {"batch": 32}
