@@ -774,6 +774,8 @@ class Participation:
             for index, entry in enumerate(self.commit.members)
             if entry.peer != self._id.me and index not in declined
         ]
+        if not others and not declined:
+            others = [self.coordinating_peer]  # the only member has a keeper to agree with
         reason = self._vain(others, declined, now)
         if reason is None:
             self._timers.pop(RoundTimer.IN_VAIN, None)
