@@ -138,7 +138,8 @@ class Contributions:
             self.add(index, weight, accumulator)
 
     def spare(self, index: int) -> Float32s:
-        """Return one of ``_SPARES`` work vectors for one unit, other than the accumulator."""
+        """Return a work vector for one unit, other than the accumulator. A rule has the first
+        ``_SPARES``; the others keep values that are decoded once."""
         return self.scratch.vector(2 + index, self.size)
 
 

@@ -201,7 +201,8 @@ class KeptFile:
         self._max_bytes = max_bytes
 
     async def read(self, decode: Callable[[bytes], T]) -> T | None:
-        """What ``decode``, which may raise ``ValueError``, makes of the file; ``None`` without."""
+        """Return the file as ``decode`` reads it, which may raise ``ValueError``; ``None`` if there
+        is none."""
         if (path := self._path) is None:
             return None
 
