@@ -149,8 +149,6 @@ class Pace:
     """Probability that the peer misses a round, and with it all rounds of the fragment during the
     next ``miss_steps`` steps."""
     miss_steps: int
-    snapshot_s: tuple[float, float]
-    """Range of the time that copying a fragment out takes."""
 
 
 class Learner:
@@ -307,9 +305,7 @@ class Learner:
         if self.began_at is None or self._misses(fragment):
             return None
         stands = self._rests or self._blocked_since is not None
-        if self._pace.snapshot_s[1] > 0.0:
-            await asyncio.sleep(self._rng.uniform(*self._pace.snapshot_s))
-        elif not stands and not await self._reach_safe_point(timeout_s):
+        if not stands and not await self._reach_safe_point(timeout_s):
             return None
         seat = self._seats[fragment]
         if seat is None or self._peer is None:

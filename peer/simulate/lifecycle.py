@@ -11,14 +11,11 @@ from typing import Any
 import numpy as np
 
 from averaging.guard.door import Defences
-from averaging.history.chain import Chain
 from averaging.history.state import FragmentState
 from averaging.live.settings import RunTerms
 from averaging.live.streams.bulk import TransportSettings
-from averaging.messages import Link, link_claim
 from averaging.numbers.arrays import Float32s
 from averaging.numbers.layout import Fragment, Layout
-from averaging.round.opinions.certificates import link_of
 from averaging.virtual import swarm as virtual
 from averaging.virtual.membership import Observers
 from averaging.virtual.peer import Peer, PeerPlan, Watch
@@ -31,6 +28,8 @@ from peer.simulate.settings import Swarm
 from peer.simulate.slots import BYTES_S_PER_MBIT, Slot, chosen, draw_lines, slots_of
 
 REPLAY_BYTES_MAX = 64 << 20
+VIEWS = 4
+"""Number of different views of the membership, each with heartbeats at other moments."""
 QUIET_LINKS = TransportSettings(heartbeat_s=20.0, silence_max_s=61.0)
 """Three of four messages of a live peer say that a link is alive, and a simulated one breaks of
 itself. So they are said less often here, and a machine that sleeps is missed later."""
@@ -58,9 +57,7 @@ class Lives(virtual.Swarm):
         *,
         seed: int,
         overseer: Overseer,
-        begins_at: Callable[[int], Float32s] | None = None,
     ) -> None:
-        """``begins_at(number)``: parameters of one peer at version 1, where it came to alone."""
         if experiment.rounds.spot_checks and not isinstance(problem, ChecksOthers):
             raise ValueError(f"problem.name is {problem.name!r}, which has no spot checks")
         self.experiment = experiment
@@ -76,11 +73,9 @@ class Lives(virtual.Swarm):
         self.tokens_end = self._tokens_end()
         """Tokens with which the experiment ends, of all peers."""
         self._rate = overseer.rate
-        self._begins_at = begins_at
         values = problem.first_values(seed)
         settings = replace(
             virtual.SETTINGS,
-            exchanges_max=experiment.peers.exchanges_max,
             norm_ratio_max=experiment.rounds.norm_max_ratio or math.inf,
             replay_bytes_max=REPLAY_BYTES_MAX * len(layout.fragments),
             transport=QUIET_LINKS,
@@ -100,12 +95,10 @@ class Lives(virtual.Swarm):
             learner=self._new_learner,
             seed=seed,
             weather=weather_of(experiment),
-            membership=Observers(experiment.peers.views, apart=self._sides),
+            membership=Observers(VIEWS, apart=self._sides),
             watch=overseer,
         )
         draw_lines(experiment, self.slots, self.network, self.rng)
-        if begins_at is not None:
-            self.call_at(0.0, self._sign_first_versions)
 
     def _tokens_end(self) -> int:
         end, peers = self.experiment.end, self.experiment.peers
@@ -142,28 +135,7 @@ class Lives(virtual.Swarm):
         returns = self.experiment.weather.returns == "checkpoint" and name in self.disks
         if not returns and (self.lives[name] > 1 or slot.plan.starts_at > 0.0):
             return []
-        states = super().states_of(name)
-        return states if self._begins_at is None else self._drifted(states, slot)
-
-    def _drifted(self, origin: Sequence[FragmentState], slot: Slot) -> list[FragmentState]:
-        """The states of a peer that came to its parameters from the run's first ones, alone."""
-        assert self._begins_at is not None
-        states = []
-        own_states = self._founded(self.layout, self._begins_at(slot.number))
-        for first, own in zip(origin, own_states, strict=True):
-            links = (Link(0, first.lineage, 0), Link(1, own.lineage, 0))
-            states.append(replace(own, version=1, chain=Chain(links)))
-        return states
-
-    def _sign_first_versions(self) -> None:
-        """Let all present peers sign each other's versions, as after a past that they share."""
-        for peer in self.alive:
-            for machine in peer.machines.values():
-                assert machine.standing is not None
-                link = link_of(machine.standing.head())
-                claim = link_claim(peer.averager.topic, machine.fragment, link)
-                signed = [(other, key.sign(claim)) for other, key in self.keys.items()]
-                machine.certificates.hear(link, tuple(signed), self.now)
+        return super().states_of(name)
 
     def _new_learner(
         self, swarm: virtual.Swarm, name: PeerId, plan: PeerPlan, states: Sequence[FragmentState]

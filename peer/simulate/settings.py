@@ -33,6 +33,9 @@ POSITIVE = Meta(gt=0.0)
 NATURAL = Meta(ge=0)
 COUNT = Meta(ge=1)
 AT_LEAST_0 = Meta(ge=0.0)
+UPLOAD_S = 30.0
+"""Time after which a contribution that is still on its way is left out."""
+
 Range: TypeAlias = tuple[float, float]
 Positive: TypeAlias = Annotated[float, POSITIVE]
 Line: TypeAlias = tuple[Positive, Positive]
@@ -75,11 +78,6 @@ class Peers(_Table, frozen=True, kw_only=True):
         SHARE,
         "Share of rounds for which a peer has nothing to offer; its work stays pending.",
     ] = 0.0
-    starts_within_s: Annotated[
-        float,
-        AT_LEAST_0,
-        "Peers start at random moments within this time; the first one starts at once.",
-    ] = 0.0
     liars: Annotated[
         float, SHARE, "Share of the peers, the last ones by number, whose uploads are poison."
     ] = 0.0
@@ -99,18 +97,6 @@ class Peers(_Table, frozen=True, kw_only=True):
         "Share of the peers, the last ones by number, that merge falsely: they pass the first "
         "contribution off as the mean. `rounds.audit_rate` finds them.",
     ] = 0.0
-    exchanges_max: Annotated[
-        int, COUNT, "Maximum number of simultaneous exchanges of one peer."
-    ] = 4
-    snapshot_s: Annotated[
-        Range,
-        "Range of the time that copying a fragment out takes a learner, drawn for each copy.",
-    ] = (0.0, 0.0)
-    views: Annotated[
-        int,
-        COUNT,
-        "Number of different views of the membership, each with heartbeats at other moments.",
-    ] = 4
 
 
 class Peer(_Table, frozen=True, kw_only=True):
@@ -233,9 +219,6 @@ class Rounds(merging.Rounds, frozen=True, kw_only=True):
     round_deadline_s: Annotated[
         float, POSITIVE, "Seconds after which an unfinished round is aborted."
     ] = 180.0
-    upload_s: Annotated[
-        float, POSITIVE, "Seconds after which a contribution that is still on its way is left out."
-    ] = 30.0
     scale_by_speed: Annotated[
         bool, "Let slow peers make fewer steps in a cycle, so that all are due at the same time."
     ] = True
@@ -302,10 +285,9 @@ class Weather(_Table, frozen=True, kw_only=True):
     site_size: Annotated[
         int,
         COUNT,
-        "Number of peers per site. They share one line to all others, and have lines of "
-        "`site_mbit_s` among themselves.",
+        "Number of peers per site. They share one line to all others, and have lines of 1 Gbit/s "
+        "among themselves.",
     ] = 1
-    site_mbit_s: Annotated[float, POSITIVE, "Bandwidth within a site."] = 1000.0
     bulk_factor: Annotated[
         float,
         POSITIVE,
@@ -416,7 +398,7 @@ class Swarm(_Table, frozen=True, kw_only=True):
                 outer,
                 rounds,
                 self.mixing,
-                upload_s=rounds.upload_s,
+                upload_s=UPLOAD_S,
                 muon=self.problem.optimizer == "muon",
             ),
             due=DuePolicy(

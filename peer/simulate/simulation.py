@@ -81,10 +81,8 @@ class SimulatedSwarm(Overseer):
         *,
         problem: Problem | None = None,
         on_event: EventLog | None = None,
-        begins_at: Callable[[int], Float32s] | None = None,
     ) -> None:
-        """``problem`` replaces the one that the experiment names. ``begins_at(number)``: parameters
-        of one peer at version 1, where it came to alone."""
+        """``problem`` replaces the one that the experiment names."""
         check_names(experiment)
         self.experiment = experiment
         self.seed = seed
@@ -97,7 +95,7 @@ class SimulatedSwarm(Overseer):
         self._on_event = on_event
         self._books = TokenBooks(self.layout)
         self._seen_rounds: set[bytes] = set()
-        self.lives = Lives(experiment, self.problem, seed=seed, overseer=self, begins_at=begins_at)
+        self.lives = Lives(experiment, self.problem, seed=seed, overseer=self)
         Incidents(self.lives)
         if experiment.end.date_s is not None:
             DateOfEnd(self.lives, experiment.end.date_s)

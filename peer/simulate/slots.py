@@ -18,6 +18,7 @@ from peer.simulate.problems.problem import LocalTraining, Problem
 from peer.simulate.settings import BadExperiment, Swarm
 
 SITE_LATENCY_S = 0.0005
+SITE_MBIT_S = 1000.0
 BYTES_S_PER_MBIT = 125e3
 
 
@@ -96,7 +97,7 @@ def slots_of(
     settings, links, outer = experiment.peers, experiment.weather, experiment.outer
     apart = [(chosen(each.peers, settings.count), each) for each in experiment.peer]
     width = len(str(settings.count - 1))
-    starts, codecs = _starts(experiment, rng), codecs_of(experiment)
+    starts, codecs = _starts(experiment), codecs_of(experiment)
     honest_reducers = settings.count - round(settings.false_reducers * settings.count)
     slots: list[Slot] = []
     for number in range(settings.count):
@@ -111,7 +112,6 @@ def slots_of(
             waits_after_steps=outer.overlap_steps if outer.waits else None,
             misses=settings.misses,
             miss_steps=outer.steps_per_cycle // 2,
-            snapshot_s=settings.snapshot_s,
         )
         line = _told_line(experiment, number)
         plan = PeerPlan(
@@ -140,18 +140,15 @@ def slots_of(
     return slots
 
 
-def _starts(experiment: Swarm, rng: np.random.Generator) -> list[float]:
+def _starts(experiment: Swarm) -> list[float]:
     """When each peer starts for the first time."""
-    count, within_s = experiment.peers.count, experiment.peers.starts_within_s
+    count = experiment.peers.count
     late = {
         number: event.at_s
         for event in experiment.event
         for number in chosen(event.peers, count)
         if event.kind == "join"
     }
-    founders = [number for number in range(count) if number not in late]
-    if within_s:
-        late.update((number, within_s * rng.random()) for number in founders[1:])
     return [late.get(number, 0.0) for number in range(count)]
 
 
@@ -166,7 +163,7 @@ def draw_lines(
         for slot in site:
             up = down = line = math.exp(low + (high - low) * rng.random()) * BYTES_S_PER_MBIT
             if links.site_size > 1:
-                up = down = links.site_mbit_s * BYTES_S_PER_MBIT
+                up = down = SITE_MBIT_S * BYTES_S_PER_MBIT
             up, down = _told_line(experiment, slot.number) or (up, down)
             network.set_link(slot.name, up_bytes_s=up, down_bytes_s=down)
         if links.site_size > 1:  # with the bandwidth drawn for the last peer of the site
