@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import peer
+from docs.site.event_fields import TYPES, fields_of
 from peer import cli
 from peer.events.table import COMMON, OPENED, TABLE, Audience, Event
 from peer.status import FIGURES
@@ -197,7 +198,7 @@ def events() -> str:
 
 
 def _lines_of_events() -> Iterator[str]:
-    common = ", ".join(f"`{name}` ({kind})" for name, kind in COMMON.items())
+    common = ", ".join(f"`{name}` ({TYPES.get(name, 'text')})" for name in COMMON)
     yield "# Events"
     yield ""
     yield GENERATED
@@ -207,8 +208,8 @@ def _lines_of_events() -> Iterator[str]:
     yield "in several places may lack some of its fields there. The first line of a file is"
     yield f"`{OPENED}`. Events and fields are added, never changed."
     yield ""
-    yield "A sentence leaves out its subject, which is the peer that the event happened to. Of an"
-    yield "event without one, stories have its name and its fields."
+    yield "A sentence leaves out its subject, which is the peer that the event happened to. An"
+    yield "event without a sentence is told by its `text`, or else by its name and its fields."
     yield "`shoal explain LOG...` reads the logs of several peers as one timeline."
     yield ""
     yield "| audience | meaning |"
@@ -224,14 +225,14 @@ def _lines_of_events() -> Iterator[str]:
         yield ""
         yield "| event | fields | sentence | audience |"
         yield "|---|---|---|---|"
-        for row in TABLE.values():
+        for _, row in sorted(TABLE.items()):
             if row.audience & audience and row.name not in listed:
                 listed.add(row.name)
                 yield _row_of_event(row)
 
 
 def _row_of_event(row: Event) -> str:
-    fields = ", ".join(f"`{name}`: {kind}" for name, kind in row.fields.items())
+    fields = ", ".join(f"`{name}`: {kind}" for name, kind in fields_of(row.name).items())
     sentence = row.sentence or ""
     if not isinstance(sentence, str):
         sentence = (sentence.__doc__ or "").replace("``", "`")

@@ -33,7 +33,6 @@ from peer.bridge.shared_memory import SharedTensors
 from peer.cli.steering import _own_peer
 from peer.events.board import Board
 from peer.events.names import Names
-from peer.events.table import TABLE
 from peer.joining.visit import RunStatus
 from peer.rules.ledger import Fate
 from peer.run_file.sections import RunFile
@@ -82,7 +81,6 @@ console.print(draw(View(title="x", elapsed_s=0.0, status=at_the_trainer), width=
 print(json.dumps({
     "progress": progress(at_the_trainer), "done": done(outcome), "page": page["figures"],
     "status": row["figures"], "status LINK": asked.plain()["peers"][0], "curves": status.numbers(),
-    "events": TABLE["progress"].fields.keys() | TABLE["done"].fields.keys(),
     "metrics": generate_latest(registry).decode(), "line": progress_line(at_the_trainer),
     "screen": console.export_text(),
 }, default=list))
@@ -115,7 +113,6 @@ def test_a_figure_that_is_added_is_one_field_and_its_name_on_a_line(tmp_path: Pa
     found = json.loads(ended.stdout)
     for name in ("progress", "done", "page", "status", "status LINK", "curves"):
         assert (found[name]["rods"], found[name]["furlongs"]) == (7, 9), name
-    assert {"rods", "furlongs"} <= set(found["events"])
     for name in ("line", "screen"):
         assert "7 rods" in found[name] and "9 furlongs" in found[name], name
     assert "shoal_rods 7.0" in found["metrics"] and "shoal_furlongs 9.0" in found["metrics"]

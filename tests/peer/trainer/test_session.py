@@ -35,11 +35,11 @@ from peer.bridge.messages import Phase
 from peer.bridge.settings import default_name
 from peer.data import feed
 from peer.errors import Declined, DiskFull
-from peer.events.table import TABLE
 from peer.joining.link import FoundRun
 from peer.model.naming import local_part
 from peer.run_file.reading import parse
 from peer.run_file.sections import RunFile
+from peer.status import FIGURES
 from peer.storage.address import listen_briefly
 from peer.storage.earlier import LastSeen, save_last_seen
 from peer.storage.progress import ProgressFile
@@ -654,7 +654,7 @@ def test_a_peer_that_joins_knows_the_runs_tokens_before_its_first_step(
         # A run that had ended was shown with 267 k of 200 k tokens.
         assert progress(run.status)["global_tokens"] == 5000 - lone_agent.OWN_PENDING
         assert run.status.global_tokens == 5000 - lone_agent.OWN_PENDING
-        assert progress(run.status).keys() - {"event"} == TABLE["progress"].fields.keys()
+        assert progress(run.status).keys() - {"event", "peer"} == FIGURES.keys()
 
 
 def test_the_budget_that_people_see_is_the_one_that_the_owner_has_amended(
