@@ -14,7 +14,8 @@ version, what is uploaded of late work, and the weights of a merge.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Literal
@@ -369,6 +370,19 @@ KEPT_SHARES = (0.5, 0.75)
 NEWEST_WEIGHS = 16
 """Divided by the number of its version, the weight of the newest one in the average that grows with
 the run: it is the newest version until so many have been made."""
+CHECKPOINTS: Mapping[str, Sequence[float]] = {
+    "saved 0, 1/4, 1/2 ago": (0, 0.25, 0.5),
+    "saved 0, 1, 2 ago": (0, 1, 2),
+    "saved 0, 2, 4 ago": (0, 2, 4),
+    "saved 0, 4, 8 ago": (0, 4, 8),
+    "saved 0, 1/4, 2 1/4 ago": (0, 0.25, 2.25),
+    "saved 0, 1, 3 ago": (0, 1, 3),
+    "saved 0, 1/4, 4 1/4 ago": (0, 0.25, 4.25),
+    "saved 0, 2, 6 ago": (0, 2, 6),
+}
+"""Three checkpoints that are averaged equally, by the cycles that went by since."""
+SAVES_IN_CYCLE = 4
+SAVES_MAX = 1 + int(SAVES_IN_CYCLE * max(max(ago) for ago in CHECKPOINTS.values()))
 
 
 class _Swarm:
@@ -402,6 +416,7 @@ class _Swarm:
         self._versions: list[Float32s] = [first.copy()]
         self._exponential = {share: first.astype(np.float64) for share in KEPT_SHARES}
         self._growing = first.astype(np.float64)
+        self._saved: deque[Float32s] = deque(maxlen=SAVES_MAX)
 
     @property
     def _values(self) -> Float32s:
@@ -431,6 +446,8 @@ class _Swarm:
         if step == trial.half_replaced_at:
             for member in range(trial.members // 2, trial.members):
                 self._replace(member, step)
+        if trial.averaged and step * SAVES_IN_CYCLE % trial.cycle < SAVES_IN_CYCLE:
+            self._saved.append(self._merged)
         if step % trial.cycle == 0:
             self._remember(step)
 
@@ -531,6 +548,10 @@ class _Swarm:
             for share, average in self._exponential.items():
                 averages[f"exponential {share:g}"] = evaluate(average.astype(np.float32))
             averages["growing"] = evaluate(self._growing.astype(np.float32))
+            for name, ago in CHECKPOINTS.items():
+                places = [-1 - int(SAVES_IN_CYCLE * cycles) for cycles in ago]
+                saved = [self._saved[max(-len(self._saved), place)] for place in places]
+                averages[name] = evaluate(_mean(np.stack(saved)))
         return Outcome(
             loss=evaluate(_mean(self._values)),
             merged_loss=evaluate(self._merged),

@@ -21,6 +21,7 @@ import typer
 from typer import Option
 
 from examples.paper.methods.members import (
+    CHECKPOINTS,
     Contribution,
     Late,
     Nesterov,
@@ -157,7 +158,45 @@ def sizes() -> list[Cell]:
         expected = {"every 30": {8: every_30}, "every 8": {8: every_8}}
         idea = f"size, {name}"
         cells += law(idea, expected=expected, slower=slower, steps=240, size=size)
-    return cells
+    expected = {"every 30": {8: 30}, "every 8": {8: 22}}
+    cells += law("longer, 3.2 M", expected=expected, slower=0.5, steps=720, size=large)
+    return [*cells, *other_rates(large), *failing(larger)]
+
+
+def other_rates(size: Mapping[str, Any]) -> list[Cell]:
+    """Both sides at other rates than half of those of 70 000 parameters, and longer outer steps."""
+    idea, parallel, every_8 = "size, 3.2 M", "data parallel, M = 8", "every 8, M = 8"
+    changes = {
+        parallel: {"steps": 240, **KINDS["data parallel"]},
+        every_8: {"steps": 240, **KINDS["every 8"]},
+    }
+    return [
+        *(
+            Cell(
+                idea, f"{kind}, {rate:g}", {**changes[kind], "rate": rate}, kind, change, size=size
+            )
+            for kind, rate, change in (
+                (parallel, 3e-3, "+6%"),
+                (parallel, 1.2e-2, "+2%"),
+                (every_8, 6e-3, "+6%"),
+                (every_8, 2.4e-2, "-2%"),
+            )
+        ),
+        Cell(
+            idea,
+            f"{every_8}, mu 0.7",
+            {**changes[every_8], "rate": 1.2e-2, "outer": more_momentum},
+            every_8,
+            "-3%",
+            size=size,
+        ),
+    ]
+
+
+def failing(size: Mapping[str, Any]) -> list[Cell]:
+    idea, control = "size, 0.8 M, half the rates", "every 8, M = 8"
+    changes = {"steps": 240, "rate": RATE["every 8"] / 2, "misses": 0.3, **KINDS["every 8"]}
+    return [Cell(idea, f"{control}, 30% fail", changes, control, "+2%", size=size)]
 
 
 # Short runs and founders
@@ -492,9 +531,23 @@ LONG_COSINE: Mapping[str, Any] = {"members": 2, "steps": 1440, "cycle": 24}
 PAIR_FOR_LONG: Mapping[str, Any] = {**LONG_COSINE, "schedule": CONSTANT}
 
 
+SAVED: Mapping[str, Sequence[float]] = {
+    "averages, two, eta 0.7, 60 cycles, constant": (-0.9, -3.8, -4.5, -4.8, -2.8, -4.0, -3, -4.6),
+    "averages, two, eta 0.7, 60 cycles, cosine": (-0.1, -0.4, -0.5, -0.4, -0.3, -0.4, -0.3, -0.5),
+    "averages, eight, 60 cycles, constant": (-0.8, -3.2, -3.9, -4.0, -2.4, -3.5, -2.5, -4.0),
+    "averages, eight, 60 cycles, cosine": (-0.1, -0.45, -0.6, -0.4, -0.3, -0.5, -0.3, -0.6),
+    "averages, constant rate": (0, 0, 1.5, 6, 0.5, 1, 3, 4),
+    "averages, cosine rate": (0, 0.5, 1.5, 5, 0.5, 1, 2, 3),
+}
+"""Expected of the mean of three checkpoints, in the order of ``CHECKPOINTS``."""
+
+
 def averages() -> list[Cell]:
     cells = []
     names = ("last 2", "last 4", "last 8", "exponential 0.5", "exponential 0.75", "growing")
+    saved = {
+        idea: dict(zip(CHECKPOINTS, expected, strict=True)) for idea, expected in SAVED.items()
+    }
     eight = {"members": 8}
     for idea, changes, expected in (
         ("averages, constant rate", {"schedule": CONSTANT}, (-1, -1, 2, -1, 0, 0)),
@@ -529,7 +582,7 @@ def averages() -> list[Cell]:
         cells.append(Cell(idea, newest, settings, figure=lambda outcome: outcome.merged_loss))
         cells += [
             Cell(idea, name, {}, newest, f"{percent:+g}%", average_named(name), of=newest)
-            for name, percent in zip(names, expected, strict=True)
+            for name, percent in (*zip(names, expected, strict=True), *saved.get(idea, {}).items())
         ]
     return cells
 
