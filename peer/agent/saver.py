@@ -24,6 +24,11 @@ SAVE_EVERY_S = 60.0
 
 SAVE_FIRST_S = 2.0
 """Time between two looks whether there is a first state to save."""
+APART = 2
+"""Versions of each fragment between the checkpoints that stay. Their mean is a better model than
+the newest one (``peer.extras.export.averages``); a mean of the last minutes gains little, and one
+with four versions between them less than this, just after the second has been written
+(results-few-members.md in docs/research)."""
 LOOK_EVERY_S = 1.0
 """Time between two looks whether the last other learner has left."""
 TIDY_EVERY_S = 5.0
@@ -42,6 +47,10 @@ class Saver:
         """The trainer's checkpoints."""
         self._saved: object = None
         """The content of the last checkpoint: unchanged content is not written again."""
+        self._stays: Sequence[int] = ()
+        """The versions of the last checkpoint that stays when the next one is there."""
+        self._is_close = False
+        """The newest checkpoint is less than ``APART`` versions after that one."""
         self._not_saved = ""
         """The reason why the last checkpoint could not be written."""
         self._had_company = False
@@ -109,6 +118,9 @@ class Saver:
             self._tell_not_saved("checkpoint_failed", f"{peer.folder.folder}: {error}")
         else:
             self._saved, self._not_saved = content, ""
+            self._is_close = is_close(self._stays, versions)
+            if not self._is_close:
+                self._stays = versions
             peer.log.write("checkpoint", {"path": path, "versions": versions})
 
     def _write(
@@ -128,7 +140,7 @@ class Saver:
             directives=directives,
         )
         states.clear()
-        return peer.folder.save(tensors, meta)
+        return peer.folder.save(tensors, meta, in_place_of_newest=self._is_close)
 
     def _tell_not_saved(self, name: str, text: str, **fields: Any) -> None:
         """Report the first failure of several: saving is tried again every minute."""
@@ -164,3 +176,10 @@ class Saver:
             peer.event("export_failed", text=str(error))
         else:
             peer.event("exported", path=str(out), versions=list(peer.versions()), model=peer.model)
+
+
+def is_close(before: Sequence[int], versions: Sequence[int]) -> bool:
+    """Return whether a fragment has made fewer than ``APART`` versions. After a rollback the
+    versions are lower: these are no later ones of the same history."""
+    made = [now - old for now, old in zip(versions, before, strict=False)]
+    return bool(made) and 0 <= min(made) < APART

@@ -123,13 +123,26 @@ class CheckpointFolder:
                 return meta
         return None
 
-    def save(self, tensors: Mapping[str, Tensor], meta: Mapping[str, Any]) -> Path:
+    def save(
+        self,
+        tensors: Mapping[str, Tensor],
+        meta: Mapping[str, Any],
+        *,
+        in_place_of_newest: bool = False,
+    ) -> Path:
         """Write a checkpoint, flush it to the disk and remove those beyond ``keep``.
 
+        ``in_place_of_newest``: then also remove what was the newest one until now, so that older
+        ones stay for longer.
         Raises ``DiskFull`` and keeps the earlier ones; any other ``OSError`` is not caught.
         """
         with self._saving:
-            return self._save(tensors, meta)
+            replaced = self.numbers()[-1:] if in_place_of_newest else []
+            path = self._save(tensors, meta)
+            others = [number for number in self.numbers() if number not in replaced]
+            for doomed in self._spared_by_none([*replaced, *others[: -self.keep]]):
+                _remove(doomed)
+            return path
 
     def _save(self, tensors: Mapping[str, Tensor], meta: Mapping[str, Any]) -> Path:
         needed = sum(tensor.size_bytes for tensor in tensors.values()) + _SLACK_BYTES
@@ -157,8 +170,6 @@ class CheckpointFolder:
             raise
         finally:
             shutil.rmtree(temporary, ignore_errors=True)
-        for path in self._spared_by_none(self.numbers()[: -self.keep]):
-            _remove(path)
         return final
 
     def load_latest(self) -> Checkpoint | None:

@@ -7,6 +7,7 @@ import errno
 import os
 import threading
 import weakref
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -19,7 +20,8 @@ from averaging.numbers.layout import Layout, TensorSpec
 from dht.identity import PeerId
 from peer.agent.saver import SAVE_EVERY_S, SAVE_FIRST_S, TIDY_EVERY_S, Saver
 from peer.run_file.sections import RunFile
-from peer.storage.checkpoint import CheckpointFolder
+from peer.storage.checkpoint import CheckpointFolder, open_checkpoint
+from peer.storage.outer_state import read_state
 
 LAYOUT = Layout.build([TensorSpec("weight", (8,))], 1)
 
@@ -119,6 +121,25 @@ def test_a_checkpoint_that_was_removed_or_not_written_is_written_again(
 
 def refuse(*arguments: object, **settings: object) -> Path:
     raise OSError("no space left")
+
+
+def test_checkpoints_that_stay_lie_versions_apart_and_the_newest_is_the_newest(
+    tmp_path: Path,
+) -> None:
+    """Those of the last three minutes were often of one version, and their mean of no use."""
+    peer = Peer(tmp_path)
+    kept = []
+    for version in (5, 5, 6, 7, 7, 8, 9, 10, 11, 3, 4):  # a rollback to version 3
+        peer.ledger["pending"] += 1
+        peer.state = replace(peer.made_at(0), version=version)
+        peer.save()
+        numbers = peer.folder.numbers()
+        metas = [read_state(open_checkpoint(peer.folder.path_of(n)), 0, 8) for n in numbers]
+        kept.append([state.version for state in metas])
+    assert kept == [
+        *([5], [5, 5], [5, 6], [5, 7], [5, 7, 7], [5, 7, 8], [5, 7, 9]),
+        *([7, 9, 10], [7, 9, 11], [9, 11, 3], [11, 3, 4]),
+    ]
 
 
 async def test_the_last_versions_are_saved_as_soon_as_the_last_learner_has_left(

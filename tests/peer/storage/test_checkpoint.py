@@ -109,6 +109,18 @@ def test_the_last_few_are_kept(tmp_path: Path) -> None:
     assert sorted(p.name for p in tmp_path.iterdir()) == ["000000000004", "000000000005"]
 
 
+def test_one_that_takes_the_place_of_the_newest_leaves_the_older_ones(tmp_path: Path) -> None:
+    folder = CheckpointFolder(tmp_path, keep=2)
+    for number in range(1, 3):
+        folder.save(tensors(), {"number": number})
+    folder.save(tensors(), {"number": 3}, in_place_of_newest=True)
+    assert folder.numbers() == [1, 3]
+    full = CheckpointFolder(tmp_path, allowed_bytes=lambda: 10.0)
+    with pytest.raises(DiskFull):
+        full.save(tensors(), {"number": 4}, in_place_of_newest=True)
+    assert folder.numbers()[-1] == 3, "none takes its place"
+
+
 def emptied(path: Path) -> None:
     for file in path.iterdir():
         file.unlink()
