@@ -19,6 +19,7 @@ from blake3 import blake3
 from msgspec import Struct
 
 from averaging.history.chain import Chain
+from averaging.history.lineage import Lineage
 from averaging.history.merged_map import Mark, MergedMap
 from averaging.history.state import FragmentState
 from averaging.messages import Link
@@ -66,6 +67,8 @@ class OuterState:
     path: Path
     directives: tuple[bytes, ...] = ()
     """The directives that the peer knew; each of them proves itself."""
+    averaged: int = 1
+    """Number of checkpoints of which the parameters are the mean."""
 
     @property
     def global_tokens(self) -> int:
@@ -245,6 +248,7 @@ def export_metadata(outer: OuterState) -> dict[str, str]:
         "shoal_global_tokens": str(outer.global_tokens),
         "shoal_model": outer.model,
         "shoal_versions": ",".join(str(state.version) for state in outer.states),
+        **({} if outer.averaged == 1 else {"shoal_averaged": str(outer.averaged)}),
     }
 
 
@@ -286,6 +290,22 @@ def read_state(checkpoint: Checkpoint, index: int, size: int) -> FragmentState:
         return _state(tensors, index, size, uninitialised_floats)
 
 
+def read_place(tensors: Any, index: int) -> tuple[int, Lineage]:
+    """Version and lineage of one fragment in the tensors of a checkpoint."""
+    standing = _standing(tensors, index)
+    return standing.version, standing.lineage
+
+
+def read_theta(tensors: Any, index: int) -> Float32s:
+    """The parameters of one fragment in the tensors of a checkpoint."""
+    theta: Float32s = tensors.get_tensor(f"theta.{index}")
+    return theta
+
+
+def _standing(tensors: Any, index: int) -> _Standing:
+    return _decoder.decode(tensors.get_tensor(f"standing.{index}").tobytes())
+
+
 def _state(tensors: Any, index: int, size: int, floats: Callable[[int], Float32s]) -> FragmentState:
     def vector(name: str) -> Float32s:
         values, into = tensors.get_tensor(f"{name}.{index}"), floats(size)
@@ -294,7 +314,7 @@ def _state(tensors: Any, index: int, size: int, floats: Callable[[int], Float32s
         np.copyto(into, values)
         return into
 
-    standing = _decoder.decode(tensors.get_tensor(f"standing.{index}").tobytes())
+    standing = _standing(tensors, index)
     return FragmentState(
         fragment=index,
         version=standing.version,

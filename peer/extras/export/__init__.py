@@ -6,7 +6,8 @@ configuration, weights, tokenizer, model card.
 
 Start with ``folder``. ``parameters`` puts the parameters into a model, or into the architecture of
 transformers that computes what the built-in model computes; ``tokenizer`` and ``card`` make the
-other files, the latter with facts of the run. ``commands`` has the command.
+other files, the latter with facts of the run. ``averages`` has the mean of a peer's checkpoints.
+``commands`` has the command.
 
 Nothing is uploaded, and nothing in a run file is executed.
 """

@@ -55,6 +55,9 @@ class RunFacts:
     """Held-out losses, oldest first."""
     contributors: tuple[Contributor, ...] = ()
     """All whose work is merged, the largest first; empty if no tally is known."""
+    average_losses: tuple[float | None, float | None] = (None, None)
+    """Held-out losses of the average that is exported, and of the newest version; ``None``: not
+    measured."""
 
 
 def facts_in_folder(folder: Path, outer: OuterState) -> RunFacts:
@@ -182,6 +185,8 @@ def _rows(outer: OuterState, facts: RunFacts, dtype: str, kind: str) -> Iterator
     if (base := base_of(run.model)) is not None:
         adapts = isinstance(run.model, HfModel) and run.model.lora is not None
         yield "base", f"{plain_text(base.source)}{', adapted' if adapts else ', trained on'}"
+    if outer.averaged > 1:
+        yield "parameters", _average(outer.averaged, *facts.average_losses)
     yield "tokens", f"{outer.global_tokens:,} in sequences of {run.data.sequence_length}"
     yield "data", plain_text(data_words(run))
     yield "peers", _peers(facts)
@@ -192,6 +197,13 @@ def _rows(outer: OuterState, facts: RunFacts, dtype: str, kind: str) -> Iterator
     for name in ("homepage", "contact", "discussion"):
         if where := getattr(run, name):
             yield name, f"<{where}>"
+
+
+def _average(checkpoints: int, loss: float | None, newest: float | None) -> str:
+    what = f"the average over the last versions, of {checkpoints} checkpoints of one peer"
+    if loss is None or newest is None:
+        return what
+    return f"{what}; held-out loss {loss:.4f} nats per token, of the newest version {newest:.4f}"
 
 
 def _peers(facts: RunFacts) -> str:

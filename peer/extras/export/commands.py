@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
 from typer import Argument, Option
 
-from peer.cli.application import USE_THE_MODEL, Json, show
+from peer.cli.application import USE_THE_MODEL, Json, report_if_slow, show
 from peer.cli.finding import link_in
-from peer.extras.export.found_models import check_there, find_model, parts_of
+from peer.extras.export.found_models import check_there, find_model, is_remote, parts_of
 from peer.installed import extra
 from peer.run_file.sections import RunFile
 
@@ -42,11 +43,19 @@ def export(
         Option(
             exists=True,
             file_okay=False,
-            help="Folder with the tokenizer.json of the run, if it is a local file; by default "
-            "RUN_DIR/data, or the folder of the run file.",
+            help="Folder with the run's local files: a tokenizer.json, and for --average its data; "
+            "by default RUN_DIR/data, or the folder of the run file.",
             metavar="FOLDER",
         ),
     ] = None,
+    average: Annotated[
+        bool,
+        Option(
+            "--average",
+            help="Also compute the mean of the last checkpoints in RUN_DIR, measure both on the "
+            "held-out data, and write what is better.",
+        ),
+    ] = False,
     force: Annotated[
         bool, Option("--force", help="Replace OUT if it is a file; a folder is never replaced.")
     ] = False,
@@ -61,6 +70,11 @@ def export(
     """
     link_in(where)
     check_there(where)
+    if average and is_remote(where):
+        raise typer.BadParameter(
+            "--average needs the folder of a peer of this machine, which has earlier checkpoints: "
+            "other peers serve the newest parameters alone"
+        )
     from peer.extras.export.folder import (
         Export,
         check_exportable,
@@ -83,12 +97,23 @@ def export(
     else:
         check_free(out)
     model = find_model(where, out, data_dir=data, quiet=as_json, check=check)
-    outer = model.outer
+    outer, facts, told = model.outer, model.facts, list[str]()
+    compared = None
+    if average:
+        from peer.extras.export.averages import judged
+        from peer.storage.checkpoint import CheckpointFolder
+        from peer.storage.home import OUTER
+
+        folder = CheckpointFolder(Path(where) / OUTER, reads_only=True)
+        with report_if_slow("still measuring"):
+            compared = judged(model, folder, quiet=as_json)
+        outer, told = compared.better, [compared.text]
+        facts = replace(facts, average_losses=(compared.average_loss, compared.newest_loss))
     if write is not None:
         model.check_recipe()
         whole = Export(
             outer=outer,
-            facts=model.facts,
+            facts=facts,
             tokenizer=model.tokenizer(),
             dtype=dtype,
             base=None if to == "peft" else model.base(quiet=as_json),
@@ -107,9 +132,11 @@ def export(
         "run_id": outer.run.run_id,
         "tokens": outer.global_tokens,
         "model": outer.model,
+        "averaged": outer.averaged,
+        "held_out": compared and {"newest": compared.newest_loss, "average": compared.average_loss},
     }
     text = (
         f"wrote {out}: run {outer.run.name}, {outer.global_tokens} tokens, model {outer.model} "
         "(peers with the same model name have the same bits)"
     )
-    show(record, [text], as_json=as_json)
+    show(record, [*told, text], as_json=as_json)

@@ -177,6 +177,8 @@ def test_export_prints_json_for_scripts(tmp_path: Path, capsys: pytest.CaptureFi
         "run_id": metadata["shoal_run_id"],
         "tokens": int(metadata["shoal_global_tokens"]),
         "model": metadata["shoal_model"],
+        "averaged": 1,
+        "held_out": None,
     }
 
 
