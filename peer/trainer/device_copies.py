@@ -25,6 +25,10 @@ logger = logging.getLogger(__name__)
 
 STEPS_MAX = 6
 """A copy of one fragment is spread over at most so many safe points."""
+VALUES_MIN = 1 << 20
+"""Values that one safe point copies whatever time it has taken: they take a millisecond. On a busy
+machine a trainer that waits for a processor has used its time up before it has copied anything, and
+a small fragment whose copy took three steps came too late for its round."""
 
 
 class Piece(Protocol):
@@ -148,6 +152,7 @@ class DirectCopies:
             self._under_way[fragment],
         )
         pause_at = copy.done + -(-len(pieces) // STEPS_MAX)
+        copied = 0
         while copy.done < len(pieces):
             piece = pieces[copy.done]
             if copy.order is None:
@@ -155,7 +160,9 @@ class DirectCopies:
             else:
                 piece.adopt(slot[piece.where], copy.order, coarse=self._coarse)
             copy.done += 1
-            if pause_at <= copy.done < len(pieces) and enough():
+            copied += piece.where.stop - piece.where.start
+            is_share = copy.done >= pause_at and copied >= VALUES_MIN
+            if is_share and copy.done < len(pieces) and enough():
                 return False
         return True
 

@@ -468,6 +468,18 @@ def test_a_fragment_takes_no_more_than_a_few_safe_points_however_slow_the_copies
     assert memory.state(0) is SlotState.OFFERED
 
 
+def test_a_small_fragment_takes_one_safe_point_on_a_machine_too_busy_to_copy_it_in_time() -> None:
+    """Else it came after the quorum's deadline where steps took ten seconds."""
+    model = torch.nn.Sequential(*(torch.nn.Linear(64, 64, bias=False) for _ in range(12)))
+    parameters = trained_parameters(model)
+    layout = Layout.build(specs_of(parameters), 1)
+    memory = SharedTensors.create([layout.size], layout=layout.hash, incarnation=1, coarse=False)
+    learner = Learner(memory, layout, parameters, ring=lambda: None, budget_s=0.0)
+    memory.pass_on(0, SlotState.WANTED)
+    learner.step(1)
+    assert memory.state(0) is SlotState.OFFERED
+
+
 def test_while_parameters_must_stay_the_learner_offers_and_adopts_nothing() -> None:
     """A snapshot would miss the round whose roster is open while the held-out loss is measured."""
     model = torch.nn.Sequential(*(torch.nn.Linear(8, 8, bias=False) for _ in range(2)))
