@@ -285,7 +285,7 @@ class FragmentRounds(Fragment):
             case inputs.Progressed():
                 self.pace.step, self.pace.step_time_s = given.step, given.step_time_s
                 self._ask_who_is_back()
-                if self.phase is Phase.IDLE and not given.waits and self.pace.is_due:
+                if not given.waits and self.wants_a_round(now):
                     self.joining.due(now)
             case inputs.Tick():
                 self._tick(now)

@@ -76,7 +76,8 @@ class Joining:
         self.attempt: Attempt | None = None
         """The join that leaders answer, while the phase is JOINING."""
         self.call: Called | None = None
-        """The leader that has called this peer, and until when it waits."""
+        """The newest call of a leader. A peer that passed, as it had too few steps, comes when it
+        has made them, if the leader waits until then."""
         self.caller: PeerId | None = None
         """The leader that called last, whether this peer came or not."""
         self._coming_to: PeerId | None = None
@@ -106,7 +107,7 @@ class Joining:
         self._folds = False
         if self._peers.others_train(now) or (self.leaves and self._peers.keepers(now)):
             # A keeper merges it as a round of one: it gets the work encoded, not as a state.
-            self._ask_learner(now)
+            self._ask_learner(now, caller=self.call if self.is_called(now) else None)
         elif self.leaves and (lacked := self._lacked_version()) is not None:
             # A version made of its own work would only fork one that others have.
             self._fragment.note("lacks_version", version=lacked)
@@ -161,8 +162,11 @@ class Joining:
         return newest if standing is not None and standing.version < newest else None
 
     def is_called(self, now: float) -> bool:
-        """True if a leader waits for this peer's join."""
-        return self.call is not None and now <= self.call.until
+        """True if a leader waits for this peer's join, and there are enough steps for it."""
+        call = self.call
+        if call is None or now > call.until:
+            return False
+        return self._pace.answers_call(now, hurried=call.hurried)
 
     def wants_a_round(self, now: float) -> bool:
         """True if this peer is due, or called, and nothing is under way."""
@@ -208,6 +212,7 @@ class Joining:
     def stands(self) -> None:
         """This peer stands elsewhere now: an attempt that failed may succeed."""
         self._due_at = -math.inf
+        self.call = None
 
     def _use(self, offer: Offer, now: float) -> None:
         """Join a leader with this offer, or fold it, unless it is of no use."""
@@ -298,6 +303,7 @@ class Joining:
         self._fragment.goes_to(Phase.IDLE)
         self._fragment.note("idle", reason=reason)
         if retry:
+            self.call = None
             self._fragment.attempt_failed()
         self._fragment.leave_own_roster()
 
@@ -422,14 +428,13 @@ class Joining:
     def join_caller(self, called: Called, now: float) -> None:
         """Join the leader that called at once if there are enough steps, else pass."""
         leader, phase = called.leader, self._fragment.phase
+        self.call = called
         if phase is Phase.WANTED:
-            self.call = called
             self._come_to(leader, now)
             return
         enough = self._pace.answers_call(now, hurried=called.hurried)
         sits_out = self._sits_out(now, called=True) and not called.hurried
         if self._may_join(now) and enough and not sits_out:
-            self.call = called
             self._folds = False
             self._fragment.note("came_when_called", leader=leader)
             self._ask_learner(now, caller=called)

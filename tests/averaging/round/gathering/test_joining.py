@@ -324,6 +324,42 @@ def test_a_peer_that_says_again_that_it_comes_is_not_waited_for_longer() -> None
     assert rounds.own_round is not None and len(rounds.own_round.commit.members) == 2
 
 
+@pytest.mark.parametrize("closed", [False, True])
+def test_a_peer_that_passed_comes_when_it_has_made_the_steps_if_the_leader_waits(
+    closed: bool,
+) -> None:
+    """Else the first attempts of two peers came to nothing, each after the time for a quorum: the
+    one that had just come passed, and was due half a minute later."""
+    rounds = machine(reachable=False)
+    assert sent(called(rounds, step=2), FIRST) == [said.Pass(0, "not enough steps")]
+    if closed:
+        rounds.handle(Received(FIRST, said.Closed(0, 1, bytes(32))), 1.5)
+
+    effects = rounds.handle(Progressed(3, 1.0, waits=False), 2.0)
+
+    assert wanted(effects) != closed
+    if not closed:
+        assert sent(effects, FIRST) == [said.Coming(0, POLICY.answer_s)]
+
+
+def test_a_peer_that_passed_does_not_come_when_the_leader_has_waited_long_enough() -> None:
+    rounds = machine(reachable=False)
+    called(rounds, step=2)
+
+    assert not wanted(rounds.handle(Progressed(3, 1.0, waits=False), 1.0 + CALL.wait_s + 0.1))
+
+
+def test_a_leader_that_had_too_few_steps_joins_its_own_roster_when_it_has_made_them() -> None:
+    rounds = leading()
+    one = min(rounds.peers.view)
+    rounds.handle(asks(one, standing("start")), 1.0)
+
+    assert wanted(rounds.handle(Progressed(3, 1.0, waits=False), 2.0))
+    rounds.handle(Offered(offer(standing("start"), mark=3, steps=3)), 2.1)
+
+    assert rounds.open_roster is not None and set(rounds.open_roster.joins) == {ME, one}
+
+
 @pytest.mark.parametrize("came", [True, False])
 def test_a_peer_that_was_left_out_counts_its_cycle_from_the_closing(came: bool) -> None:
     rounds = machine(reachable=False)
