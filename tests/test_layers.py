@@ -644,7 +644,7 @@ dht.host.Served.streams
 dht.libp2p.hivemind_calls.UnaryCalls._handlers
 dht.libp2p.places.RelayPlaces._at
 dht.libp2p.places.RelayPlaces._kept
-dht.membership.seeds.SeedPlanner._entries
+dht.membership.seeds.SeedPlanner._seeds
 dht.presence.greeting.Greeting.bootstrap_peers
 peer.extras.site.run_page._Server._codes""",
     "what the end of a run asks for: done before the next look, which asks for a handful": """

@@ -16,7 +16,7 @@ from typing import Literal
 import numpy as np
 from multiaddr import Multiaddr
 
-from dht.addresses import deduplicate, no_seed, peer_of
+from dht.addresses import no_seed, peer_of
 from dht.errors import ANOTHER_PEER
 from dht.identity import PeerId
 
@@ -36,25 +36,23 @@ RETRY_MAX_S = 15.0
 """Longest pause. With jitter and the attempt's timeout, a returning seed is met within 30 s."""
 
 
-@dataclass(frozen=True, slots=True)
-class Attempt:
-    """A dial to make now. Its outcome has to be reported to the planner."""
+Source = Literal["seed", "cached"]
+
+
+@dataclass(slots=True)
+class Seed:
+    """An address to dial, and what came of it so far."""
 
     peer: PeerId
     address: Multiaddr
+    source: Source
+    due_at: float
+    under_way: bool = False
+    failures: int = 0
+    """Number of attempts in a row that failed."""
 
-
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    """The results for one address, for a human."""
-
-    address: Multiaddr
-    source: Literal["seed", "cached"]
-    state: Literal["connected", "failed", "untried"]
-    reason: str
-    attempts: int
-    answer_s: float | None
-    """Duration of the last successful attempt."""
+    reason: str = ""
+    """Reason of the last failure, for a human; empty if it was not tried, or answered."""
 
 
 LOST_MIN = 2
@@ -65,7 +63,7 @@ LOST_MIN = 2
 class NobodyAnswered:
     """Every address was tried and none answered. The planner goes on trying them."""
 
-    outcomes: tuple[Outcome, ...]
+    tried: tuple[Seed, ...]
     lost: int = 0
     """Number of peers that were connected before, all of which have fallen silent."""
 
@@ -75,18 +73,18 @@ class NobodyAnswered:
                 f"all {self.lost} connected peers fell silent, and no address answers: this "
                 "machine's own line seems to be down; still trying, and training goes on meanwhile"
             )
-        seeds = [outcome for outcome in self.outcomes if outcome.source == "seed"]
-        cached = len(self.outcomes) - len(seeds)  # counted: there may be many, and most have left
+        seeds = [seed for seed in self.tried if seed.source == "seed"]
+        cached = len(self.tried) - len(seeds)  # counted: there may be many, and most have left
         if not seeds:
             return (
                 f"none of the {cached} addresses of peers met earlier answered; still trying: they "
                 "may have left; whoever knows an address of this peer finds it all the same"
             )
-        tried = ", ".join(f"{outcome.address}: {outcome.reason}" for outcome in seeds)
+        tried = ", ".join(f"{seed.address}: {seed.reason}" for seed in seeds)
         if cached:
             tried += f", and {cached} addresses of peers met earlier"
         advice = "check that one of them is running and that its port is open"
-        if all(outcome.reason.startswith(ANOTHER_PEER) for outcome in seeds):
+        if all(seed.reason.startswith(ANOTHER_PEER) for seed in seeds):
             advice = "the ids after /p2p/ are misspelt or no longer used: ask for a new link"
         return (
             f"no bootstrap address answered; tried {tried}; still trying: {advice}, then see "
@@ -95,151 +93,101 @@ class NobodyAnswered:
 
 
 @dataclass(slots=True)
-class _Entry:
-    peer: PeerId
-    address: Multiaddr
-    source: Literal["seed", "cached"]
-    due_at: float
-    trying_since: float | None = None
-    failures: int = 0
-    attempts: int = 0
-    reason: str = ""
-    answer_s: float | None = None
-
-
-@dataclass(slots=True)
 class SeedPlanner:
     """Decides which addresses to dial, and when. Asked after each outcome and at ``next_at``.
 
-    ``due`` returns attempts; ``succeeded`` or ``failed`` ends each. ``met`` tells the planner which
-    peers are connected, by any way.
+    ``due`` returns the addresses to dial now, and ``succeeded`` or ``failed`` ends each attempt.
+    ``met`` tells the planner which peers are connected, by any way.
     """
 
     me: PeerId
     rng: np.random.Generator
-    _entries: dict[str, _Entry] = field(default_factory=dict)
+    _seeds: dict[str, Seed] = field(default_factory=dict)
     _connected: frozenset[PeerId] = frozenset()
     _lonely: bool = True
     _told: bool = False
     _met_most: int = 0
     """Most peers that were connected at once since the last report."""
 
-    def add_seeds(self, addresses: Iterable[Multiaddr], *, now: float) -> None:
-        """Add the addresses given with the run. Raises ``AddressError`` for one without an id."""
-        for address in deduplicate(addresses):
-            peer = peer_of(address)
-            if peer is None:
-                raise no_seed(address)
-            self._add(peer, address, "seed", now)
-
-    def add_cached(self, addresses: Iterable[Multiaddr], *, now: float) -> None:
-        """Add peers met earlier. They are dialled only while too few members are connected."""
-        for address in addresses:
-            peer = peer_of(address)
-            if peer is not None:
-                self._add(peer, address, "cached", now)
-
-    def _add(
-        self, peer: PeerId, address: Multiaddr, source: Literal["seed", "cached"], now: float
-    ) -> None:
+    def add(self, addresses: Iterable[Multiaddr], source: Source, *, now: float) -> None:
+        """Add the addresses given with the run, or those of peers met earlier, which are dialled
+        only while too few members are connected. Raises ``AddressError`` for one without an id."""
         limit = SEEDS_MAX + CACHED_MAX if source == "cached" else SEEDS_MAX
-        if peer != self.me and len(self._entries) < limit:
-            self._entries.setdefault(str(address), _Entry(peer, address, source, due_at=now))
+        for address in addresses:
+            if (peer := peer_of(address)) is None:
+                raise no_seed(address)
+            if peer != self.me and len(self._seeds) < limit:
+                self._seeds.setdefault(str(address), Seed(peer, address, source, due_at=now))
 
     def met(self, connected: Collection[PeerId], *, lonely: bool, now: float) -> None:
         """Set the connected peers, and whether too few are met."""
         now_connected = frozenset(connected)
-        for entry in self._entries.values():
-            if entry.peer in now_connected:
-                entry.failures = 0
-            elif entry.peer in self._connected:  # lost: redial soon, but not all peers at once
-                entry.reason = "the connection was lost"
-                entry.due_at = now + RETRY_FIRST_S * self.rng.random()
+        for seed in self._seeds.values():
+            if seed.peer in now_connected:
+                seed.failures = 0
+            elif seed.peer in self._connected:  # lost: redial soon, but not all peers at once
+                seed.reason = "the connection was lost"
+                seed.due_at = now + RETRY_FIRST_S * self.rng.random()
         if lonely and not self._lonely:
-            for entry in self._entries.values():  # any known peer may help now
-                if entry.source == "cached":
-                    entry.due_at = min(entry.due_at, now + RETRY_FIRST_S)
+            for seed in self._seeds.values():  # any known peer may help now
+                if seed.source == "cached":
+                    seed.due_at = min(seed.due_at, now + RETRY_FIRST_S)
         self._connected = now_connected
         self._met_most = max(self._met_most, len(now_connected))
         self._lonely = lonely
-        if any(entry.peer in now_connected for entry in self._entries.values()):
+        if any(seed.peer in now_connected for seed in self._seeds.values()):
             self._told = False  # reported again after the next loss
 
-    def due(self, now: float) -> tuple[Attempt, ...]:
-        """The attempts to make now: seeds before cached peers, the longest waiting first."""
-        under_way = sum(entry.trying_since is not None for entry in self._entries.values())
-        ready = [entry for entry in self._waiting() if entry.due_at <= now]
-        ready.sort(key=lambda entry: (entry.source != "seed", entry.due_at, str(entry.address)))
+    def due(self, now: float) -> list[Seed]:
+        """The addresses to dial now: seeds before cached peers, the longest waiting first."""
+        under_way = sum(seed.under_way for seed in self._seeds.values())
+        ready = [seed for seed in self._waiting() if seed.due_at <= now]
+        ready.sort(key=lambda seed: (seed.source != "seed", seed.due_at, str(seed.address)))
         chosen = ready[: max(0, ATTEMPTS_AT_ONCE - under_way)]
-        for entry in chosen:
-            entry.trying_since = now
-            entry.attempts += 1
-        return tuple(Attempt(entry.peer, entry.address) for entry in chosen)
+        for seed in chosen:
+            seed.under_way = True
+        return chosen
 
     def next_at(self) -> float:
         """Time of the next due attempt; infinity while all are connected or under way."""
-        return min((entry.due_at for entry in self._waiting()), default=math.inf)
+        return min((seed.due_at for seed in self._waiting()), default=math.inf)
 
-    def succeeded(self, attempt: Attempt, *, now: float) -> None:
-        entry = self._entries[str(attempt.address)]
-        if entry.trying_since is not None:
-            entry.answer_s = now - entry.trying_since
-        entry.trying_since = None
-        entry.failures = 0
-        entry.reason = ""
+    def succeeded(self, seed: Seed, *, now: float) -> None:
+        seed.under_way, seed.failures, seed.reason = False, 0, ""
         # The next attempt, unless ``met`` reports the peer as connected.
-        entry.due_at = now + RETRY_MAX_S
-        self._connected |= {attempt.peer}
+        seed.due_at = now + RETRY_MAX_S
+        self._connected |= {seed.peer}
 
-    def failed(self, attempt: Attempt, reason: str, *, now: float) -> None:
-        entry = self._entries[str(attempt.address)]
-        entry.trying_since = None
-        entry.failures += 1
+    def failed(self, seed: Seed, reason: str, *, now: float) -> None:
+        seed.under_way = False
+        seed.failures += 1
         # One line, whatever the reason contains.
-        entry.reason = " ".join(reason.split())[:REASON_MAX] or "no reason given"
-        doubled = RETRY_FIRST_S * 2.0 ** min(entry.failures - 1, 30)
+        seed.reason = " ".join(reason.split())[:REASON_MAX] or "no reason given"
+        doubled = RETRY_FIRST_S * 2.0 ** min(seed.failures - 1, 30)
         spread = 1 + JITTER * (2 * self.rng.random() - 1)
-        entry.due_at = now + min(RETRY_MAX_S, doubled) * spread
+        seed.due_at = now + min(RETRY_MAX_S, doubled) * spread
 
     def report(self) -> NobodyAnswered | None:
         """A report, once, when every address was tried and failed and no peer is connected."""
-        tried = [entry for entry in self._entries.values() if self._may_try(entry)]
+        tried = tuple(seed for seed in self._seeds.values() if self._may_try(seed))
         if self._told or not tried or self._connected:
             return None
-        if any(entry.failures == 0 for entry in tried):
+        if any(seed.failures == 0 for seed in tried):
             return None
         self._told, lost, self._met_most = True, self._met_most, 0
-        return NobodyAnswered(tuple(o for o in self.outcomes() if o.state == "failed"), lost)
+        return NobodyAnswered(tried, lost)
 
-    def outcomes(self) -> tuple[Outcome, ...]:
-        """The results for each address, seeds first, in the order in which they were given."""
-        entries = sorted(self._entries.values(), key=lambda entry: entry.source != "seed")
-        return tuple(
-            Outcome(
-                address=entry.address,
-                source=entry.source,
-                state=(
-                    "connected"
-                    if entry.peer in self._connected
-                    else "failed"
-                    if entry.reason
-                    else "untried"
-                ),
-                reason=entry.reason,
-                attempts=entry.attempts,
-                answer_s=entry.answer_s,
-            )
-            for entry in entries
-        )
+    def given(self) -> list[tuple[Seed, bool]]:
+        """The addresses given with the run, each with whether its peer is connected."""
+        seeds = [seed for seed in self._seeds.values() if seed.source == "seed"]
+        return [(seed, seed.peer in self._connected) for seed in seeds]
 
-    def _may_try(self, entry: _Entry) -> bool:
-        return entry.source == "seed" or self._lonely
+    def _may_try(self, seed: Seed) -> bool:
+        return seed.source == "seed" or self._lonely
 
-    def _waiting(self) -> list[_Entry]:
+    def _waiting(self) -> list[Seed]:
         return [
-            entry
-            for entry in self._entries.values()
-            if entry.trying_since is None
-            and entry.peer not in self._connected
-            and self._may_try(entry)
+            seed
+            for seed in self._seeds.values()
+            if not seed.under_way and seed.peer not in self._connected and self._may_try(seed)
         ]

@@ -27,7 +27,7 @@ from dht.identity import Identity, PeerId
 from dht.limits import Rate
 from dht.membership.admission import Admission, Terms
 from dht.membership.hello import ClockEstimate
-from dht.membership.seeds import Outcome
+from dht.membership.seeds import Seed
 from dht.membership.table import PeerTable
 from dht.presence.dial_back import DialBacks, ReachabilityChecks
 from dht.presence.dialler import Dialler
@@ -156,9 +156,9 @@ class Presence:
         return self._greeting.clock
 
     @property
-    def seed_outcomes(self) -> tuple[Outcome, ...]:
-        """The result of each bootstrap address and of each peer kept from earlier sessions."""
-        return self._seeking.outcomes
+    def seeds(self) -> list[tuple[Seed, bool]]:
+        """The seeds that this peer was given, and whether the peer of each is connected."""
+        return self._seeking.given
 
     @property
     def bootstrap_seeds(self) -> tuple[Multiaddr, ...]:
@@ -177,13 +177,13 @@ class Presence:
         """Begin. Returns at once, whether or not another peer can be found."""
         assert self._task is None, "a presence is started once"
         self._buckets.unsettle()
-        self._seeking.add(self._seeds, ())
+        self._seeking.add(self._seeds, "seed")
         seeds = (peer_of(address) for address in self._seeds)
         self._this.host.directory.set_seeds([peer for peer in seeds if peer is not None])
         kept = await self._kept.load()
         if kept is not None:
             self._this.own.sequence = max(self._this.own.sequence, kept.sequence)
-            self._seeking.add((), kept.usable())
+            self._seeking.add(kept.usable(), "cached")
         if self._door is not None:
             await self._door.open()
         await self._greeting.serve()
@@ -266,14 +266,6 @@ class Presence:
     def go_by_clocks_of(self, has_worked: Callable[[PeerId], bool]) -> None:
         """Set whose clocks count before those of other members."""
         self._greeting.has_worked = has_worked
-
-    def heard(self, peer: PeerId) -> None:
-        """Note that the owner exchanged messages with a peer: it is alive."""
-        self._this.table.heard(peer, self._this.now())
-
-    def failed(self, peer: PeerId) -> None:
-        """Note that a call of the owner's to a peer failed."""
-        self._this.table.failed(peer, self._this.now())
 
     async def connect(self, peer: PeerId, *, timeout_s: float) -> None:
         """Make sure that a peer is connected, by the addresses in its record.

@@ -23,9 +23,9 @@ from dht.membership.contacts import is_lonely
 from dht.membership.seeds import (
     CACHED_MAX,
     CONNECT_TIMEOUT_S,
-    Attempt,
-    Outcome,
+    Seed,
     SeedPlanner,
+    Source,
 )
 from dht.membership.table import Member, PeerTable
 from dht.presence.dial_back import ReachabilityChecks
@@ -63,15 +63,13 @@ class Seeking:
         self._told_connected = False
 
     @property
-    def outcomes(self) -> tuple[Outcome, ...]:
-        """The result of each address so far."""
-        return self._planner.outcomes()
+    def given(self) -> list[tuple[Seed, bool]]:
+        """The seeds, and whether the peer of each is connected."""
+        return self._planner.given()
 
-    def add(self, seeds: Sequence[Multiaddr], cached: Sequence[Multiaddr]) -> None:
-        """Add addresses to dial. Raises ``AddressError`` for a seed without a peer id."""
-        now = self._this.now()
-        self._planner.add_seeds(seeds, now=now)
-        self._planner.add_cached(cached, now=now)
+    def add(self, addresses: Sequence[Multiaddr], source: Source) -> None:
+        """Add addresses to dial. Raises ``AddressError`` for one without a peer id."""
+        self._planner.add(addresses, source, now=self._this.now())
 
     async def run(self, group: asyncio.TaskGroup) -> None:
         """Look for peers for ever. Attempts run in the owner's task group."""
@@ -86,29 +84,29 @@ class Seeking:
                 lonely=is_lonely(this.table, connected, now=now),
                 now=now,
             )
-            for attempt in planner.due(now):
-                group.create_task(self._attempt(attempt))
+            for seed in planner.due(now):
+                group.create_task(self._attempt(seed))
             await pause(self._wanted, min(look_every_s, max(0.05, planner.next_at() - this.now())))
 
-    async def _attempt(self, attempt: Attempt) -> None:
+    async def _attempt(self, seed: Seed) -> None:
         this, planner = self._this, self._planner
         timeout_s = CONNECT_TIMEOUT_S
         try:
-            await self._dialler.dial(attempt.peer, [attempt.address], timeout_s=timeout_s)
+            await self._dialler.dial(seed.peer, [seed.address], timeout_s=timeout_s)
         except (PeerUnreachable, HostClosed) as error:
-            planner.failed(attempt, error.reason, now=this.now())
+            planner.failed(seed, error.reason, now=this.now())
             report = planner.report()
             if report is not None:
                 self._told_connected = False
-                addresses = len(report.outcomes)
+                addresses = len(report.tried)
                 this.events.tell("nobody_answered", str(report), addresses=addresses)
             return
-        planner.succeeded(attempt, now=this.now())
-        self._dialler.connected.add(attempt.peer)
+        planner.succeeded(seed, now=this.now())
+        self._dialler.connected.add(seed.peer)
         if not self._told_connected:
             self._told_connected = True
-            this.events.tell("connected", f"connected to {attempt.address}", peer=attempt.peer)
-        await self._greeting.say_hello(attempt.peer)
+            this.events.tell("connected", f"connected to {seed.address}", peer=seed.peer)
+        await self._greeting.say_hello(seed.peer)
         self._wanted.set()
         self._on_connected()
 

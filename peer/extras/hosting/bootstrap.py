@@ -204,14 +204,13 @@ class Bootstrap:
         return Check("reachable", True, reason)
 
     def _check_seeds(self) -> Check:
-        outcomes = self.presence.seed_outcomes
-        seeds = [outcome for outcome in outcomes if outcome.source == "seed"]
+        seeds = self.presence.seeds
         if not seeds:
             return Check("seeds", True, "no other bootstrap peer was given with --seed")
-        up = sum(outcome.state == "connected" for outcome in seeds)
+        up = sum(is_connected for _, is_connected in seeds)
         if up:
             return Check("seeds", True, f"connected to {up} of {len(seeds)} other bootstrap peers")
-        tried = "; ".join(f"{seed.address}: {seed.reason or 'not tried yet'}" for seed in seeds)
+        tried = "; ".join(f"{seed.address}: {seed.reason or 'not tried yet'}" for seed, _ in seeds)
         return Check("seeds", False, f"no other bootstrap peer answers; {tried}")
 
     def _check_clock(self) -> Check:

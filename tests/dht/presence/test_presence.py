@@ -274,7 +274,7 @@ async def test_if_nobody_answers_it_is_told_once_with_each_address_and_its_reaso
     assert str(closed) in event.text and "refuses connections" in event.text
     assert str(nowhere) in event.text and "belongs to no peer" in event.text
     assert "\n" not in event.text
-    attempts = [outcome.attempts for outcome in anna.presence.seed_outcomes]
+    attempts = [seed.failures for seed, _ in anna.presence.seeds]
     assert all(60 <= count <= 160 for count in attempts), "it keeps trying, not too often"
 
 

@@ -8,15 +8,18 @@ from __future__ import annotations
 import pytest
 
 from dht.addresses import parse
+from dht.identity import PeerId
 from dht.membership.reachability import in_words
-from dht.membership.seeds import NobodyAnswered, Outcome
+from dht.membership.seeds import NobodyAnswered, Seed
 from peer.events.sentences import Fields
 from peer.events.table import on_screen
 from peer.rules.leaving import who_leaves_too
 from peer.rules.others import nobody_reduces
 from tests.peer.statuses import a_status
 
-SILENT = Outcome(parse("/ip4/203.0.113.9/tcp/4001"), "seed", "failed", "no answer", 3, None)
+SILENT = Seed(
+    PeerId("12D3"), parse("/ip4/203.0.113.9/tcp/4001"), "seed", 0.0, failures=3, reason="no answer"
+)
 
 
 @pytest.mark.parametrize(
