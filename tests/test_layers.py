@@ -650,7 +650,7 @@ peer.extras.site.run_page._Server._codes""",
     "what the end of a run asks for: done before the next look, which asks for a handful": """
 peer.agent.services.EndOfRun.todo""",
     "questions that this peer is asking just now": """
-dht.presence.dial_back.DialBacks._requests
+dht.presence.dial_back.ReachabilityChecks._requests
 dht.presence.door.Door._asking
 averaging.guard.auditing.Auditing._fetching
 averaging.live.states.fetcher._Fetch.reasons

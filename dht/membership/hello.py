@@ -110,10 +110,12 @@ DialBackVerdict = Literal["reached", "not reached", "cannot help"]
 
 
 class DialBackReply(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
-    """The result of a dial-back; ``cannot help``: none was made, which says nothing about it."""
+    """The result of a dial-back; ``cannot help``: none was made, which says nothing about it.
+
+    A reason would reveal other programs at the address.
+    """
 
     verdict: DialBackVerdict
-    reason: ReasonText = ""
 
 
 class Papers(msgspec.Struct, frozen=True, array_like=True, kw_only=True):

@@ -1,7 +1,8 @@
 """Can others dial this peer? Dial-backs: asked of other peers, and made for those that ask.
 
-``DialBacks`` has both sides of one; ``ReachabilityChecks`` asks for some when there is a reason,
-and reports the verdict. ``dht.membership.reachability`` decides what the results mean.
+``ReachabilityChecks`` asks for some when there is a reason, takes the proofs, and reports the
+verdict; ``DialBacks`` has them made for others. ``dht.membership.reachability`` decides what the
+results mean.
 
 A dial-back proves something only if it opens a *fresh* connection, and the helper that is asked is
 connected already. Nothing may be cut for it: rounds go over that connection. So whoever dials does
@@ -49,6 +50,7 @@ from dht.addresses import (
     without_peer,
 )
 from dht.errors import CallRefused, DhtError, HostClosed, PeerUnreachable
+from dht.host import Host
 from dht.identity import PeerId, parse_peer_id
 from dht.limits import Rate
 from dht.membership import hello as wire
@@ -67,48 +69,15 @@ DIALS_AT_ONCE = 2
 """A real stranger takes a quarter of a second of a processor."""
 
 
-@dataclass(frozen=True, slots=True)
-class Reached:
-    """``by`` had a fresh connection to this peer opened, from ``remote``."""
-
-    by: PeerId
-    remote: Multiaddr
-
-
-@dataclass(frozen=True, slots=True)
-class NotReached:
-    """A peer tried to connect and failed."""
-
-    reason: str
-
-
-@dataclass(frozen=True, slots=True)
-class NotTried:
-    """The helper could not help, which says nothing about this peer."""
-
-    reason: str
-
-
-@dataclass(frozen=True, slots=True)
-class _Request:
-    """A dial-back that this peer waits for."""
-
-    helper: PeerId
-    connected: frozenset[PeerId]
-    """The peers that were connected when it was asked for."""
-    arrived: asyncio.Future[Reached]
-
-
 @dataclass(slots=True, eq=False, repr=False)
 class DialBacks:
-    """Both sides of dial-backs on one host."""
+    """Dial-backs for other peers: passed on to third peers, and made."""
 
     this: ThisPeer
     dialler: Dialler
     budget: Rate[PeerId]
     done: int = 0
     """Number of dials made for other peers."""
-    _requests: dict[bytes, _Request] = field(default_factory=dict)
     _dialling: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(DIALS_AT_ONCE))
 
     async def serve(self) -> None:
@@ -116,63 +85,6 @@ class DialBacks:
         await self.this.host.serve_calls(
             wire.DIAL_BACK_PROTOCOL, self._answer, request_max_bytes=wire.DIAL_BACK_MAX_BYTES
         )
-        await self.this.host.serve_calls(
-            wire.CONFIRM_PROTOCOL, self._answer_confirm, request_max_bytes=wire.NONCE_BYTES
-        )
-
-    async def ask(
-        self, helper: PeerId, addresses: Sequence[Multiaddr]
-    ) -> Reached | NotReached | NotTried:
-        """Ask a connected peer to arrange that this peer is dialled at these addresses."""
-        arrived: asyncio.Future[Reached] = asyncio.get_running_loop().create_future()
-        nonce = secrets.token_bytes(wire.NONCE_BYTES)
-        try:
-            connected = frozenset(c.peer for c in await self.this.host.connections())
-            self._requests[nonce] = _Request(helper, connected, arrived)
-            data = await self.this.host.call(
-                helper,
-                wire.DIAL_BACK_PROTOCOL,
-                wire.write(
-                    wire.DialBack(
-                        peer=self.this.host.peer_id,
-                        nonce=nonce,
-                        addresses=tuple(pack(address) for address in addresses),
-                        relay=True,
-                    )
-                ),
-                # It may ask three others, each of which connects and calls.
-                timeout_s=(2 * THIRD_PEERS_MAX + 1) * CALL_TIMEOUT_S,
-            )
-            reply = wire.read(wire.DialBackReply, data)
-        except (DhtError, ValueError) as error:
-            reply = wire.DialBackReply(verdict="cannot help", reason=str(error)[:200])
-        finally:
-            self._requests.pop(nonce, None)
-        if arrived.done():  # the proof outweighs the reply
-            return arrived.result()
-        if reply.verdict == "not reached":
-            return NotReached(f"no fresh connection came in when {helper} was asked for one")
-        return NotTried(reply.reason or f"{helper} knows no peer that could dial")
-
-    async def _answer_confirm(self, peer: PeerId, request: bytes) -> bytes:
-        asked = self._requests.get(bytes(request))
-        if asked is None or asked.arrived.done():
-            raise ValueError("this nonce is not expected")
-        if peer in asked.connected or self.dialler.is_known(peer):
-            raise ValueError("this peer may have dialled it, which proves nothing")
-        remote = await self._remote_of(peer)
-        if remote is None:
-            raise ValueError("there is no direct connection, which proves nothing")
-        if not asked.arrived.done():
-            asked.arrived.set_result(Reached(asked.helper, remote))
-        return b""
-
-    async def _remote_of(self, peer: PeerId) -> Multiaddr | None:
-        """Remote address of the direct connection with a peer; ``None`` without one."""
-        for connection in await self.this.host.connections():
-            if connection.peer == peer and not connection.relayed:
-                return connection.address
-        return None
 
     async def _answer(self, peer: PeerId, request: bytes) -> bytes:
         if not self.budget.spend(peer, asyncio.get_running_loop().time()):
@@ -181,7 +93,7 @@ class DialBacks:
         target = parse_peer_id(message.peer)
         if message.relay and target != peer:
             raise ValueError("a peer may ask for a dial-back to itself only")
-        remote = await self._remote_of(peer)
+        remote = await _remote_of(self.this.host, peer)
         if message.relay:
             # Names are not looked up: the port matters, at the address that the peer has.
             addresses = () if remote is None else self._of_peer_at(remote, message.addresses)
@@ -288,6 +200,14 @@ class DialBacks:
         return not is_private(address) or any(is_private(mine) for mine in own)
 
 
+async def _remote_of(host: Host, peer: PeerId) -> Multiaddr | None:
+    """Remote address of the direct connection with a peer; ``None`` without one."""
+    for connection in await host.connections():
+        if connection.peer == peer and not connection.relayed:
+            return connection.address
+    return None
+
+
 def _is_outside(third: Multiaddr, asking: Multiaddr) -> bool:
     """Say whether a third peer, as the helper sees it, is far enough from the asking peer.
 
@@ -319,17 +239,34 @@ REPORT_AGAIN_S = 1.0
 """Pause before a verdict is reported again to an owner whose daemon was being restarted."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Request:
+    """A dial-back that this peer waits for."""
+
+    connected: frozenset[PeerId]
+    """The peers that were connected when it was asked for."""
+    came_from: asyncio.Future[Multiaddr]
+    """Remote address of the fresh connection over which the nonce came."""
+
+
 @dataclass(slots=True, eq=False, repr=False)
 class ReachabilityChecks:
-    """Dial-backs when there is a reason for one, and the verdict that follows from all evidence."""
+    """Asks for dial-backs when there is a reason, and draws the verdict from all evidence."""
 
     this: ThisPeer
     dialler: Dialler
-    dial_backs: DialBacks
     wanted: asyncio.Event = field(default_factory=asyncio.Event)
     """Set when a check may have become due."""
     _proximity: Proximity = field(default_factory=Proximity)
     _reported: bool | None = None
+    _requests: dict[bytes, _Request] = field(default_factory=dict)
+    """Those under way, by nonce."""
+
+    async def serve(self) -> None:
+        """Take proofs from now on."""
+        await self.this.host.serve_calls(
+            wire.CONFIRM_PROTOCOL, self._answer_confirm, request_max_bytes=wire.NONCE_BYTES
+        )
 
     async def run(self) -> None:
         """Check and report for ever."""
@@ -399,21 +336,56 @@ class ReachabilityChecks:
             self.wanted.set()
 
     async def _have_tried(self, helper: PeerId) -> bool:
-        """Have one helper arrange a dial-back. Says whether no other has to be asked."""
-        state, scope = self.this.reachability, self.this.reachability.scope
+        """Have a connected peer arrange a dial-back. Says whether no other has to be asked."""
+        state, scope, host = self.this.reachability, self.this.reachability.scope, self.this.host
         usable = [address for address in self.this.own.addresses if str(address) in state.usable]
-        answer = await self.dial_backs.ask(helper, usable)
+        came_from: asyncio.Future[Multiaddr] = asyncio.get_running_loop().create_future()
+        nonce = secrets.token_bytes(wire.NONCE_BYTES)
+        verdict, reason = "cannot help", f"{helper} knows no peer that could dial"
+        try:
+            connected = frozenset(c.peer for c in await host.connections())
+            self._requests[nonce] = _Request(connected, came_from)
+            request = wire.DialBack(
+                peer=host.peer_id,
+                nonce=nonce,
+                addresses=tuple(pack(address) for address in usable),
+                relay=True,
+            )
+            # It may ask three others, each of which connects and calls.
+            timeout_s = (2 * THIRD_PEERS_MAX + 1) * CALL_TIMEOUT_S
+            data = await host.call(
+                helper, wire.DIAL_BACK_PROTOCOL, wire.write(request), timeout_s=timeout_s
+            )
+            verdict = wire.read(wire.DialBackReply, data).verdict
+        except (DhtError, ValueError) as error:
+            reason = str(error)[: wire.REASON_MAX]
+        finally:
+            self._requests.pop(nonce, None)
         now = self.this.now()
-        if isinstance(answer, Reached):
-            seen = scope_seen(answer.remote, self._proximity.own)
-            state.confirmed(answer.by, now=now, scope=seen)
+        if came_from.done():  # the proof outweighs the reply
+            seen = scope_seen(came_from.result(), self._proximity.own)
+            state.confirmed(helper, now=now, scope=seen)
             return scope is not None and seen >= scope
         if state.scope is not scope:
             return True  # it was about addresses that do not count any more
-        if isinstance(answer, NotReached):
-            return state.denied(answer.reason, now=now)
-        state.not_tried(answer.reason)
+        if verdict == "not reached":
+            reason = f"no fresh connection came in when {helper} was asked for one"
+            return state.denied(reason, now=now)
+        state.not_tried(reason)
         return False
+
+    async def _answer_confirm(self, peer: PeerId, request: bytes) -> bytes:
+        asked = self._requests.get(bytes(request))
+        if asked is None or asked.came_from.done():
+            raise ValueError("this nonce is not expected")
+        if peer in asked.connected or self.dialler.is_known(peer):
+            raise ValueError("this peer may have dialled it, which proves nothing")
+        remote = await _remote_of(self.this.host, peer)
+        if remote is None:
+            raise ValueError("there is no direct connection, which proves nothing")
+        if not asked.came_from.done():
+            asked.came_from.set_result(remote)
+        return b""
 
     async def _report(self) -> None:
         reachable = self.this.reachability.reachable

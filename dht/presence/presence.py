@@ -103,7 +103,7 @@ class Presence:
         table.network_of = self._dialler.network_of
         dial_backs = Rate[PeerId].in_a_minute(max(1, settings.calls_per_minute // 10))
         self._dial_backs = DialBacks(this, self._dialler, dial_backs)
-        self._checks = ReachabilityChecks(this, self._dialler, self._dial_backs)
+        self._checks = ReachabilityChecks(this, self._dialler)
         self._intake = Intake(this, self._checks)
         self.misfits: Mapping[PeerId, Misfit] = self._intake.misfits
         """Peers that turned out to be of another run, or to speak no protocol of this peer's."""
@@ -188,6 +188,7 @@ class Presence:
             await self._door.open()
         await self._greeting.serve()
         await self._dial_backs.serve()
+        await self._checks.serve()
         await self._run_files.serve()
         self._task = asyncio.create_task(self._live(), name=f"presence of {self._this.id}")
 

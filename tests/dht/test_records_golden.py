@@ -85,7 +85,7 @@ def messages() -> dict[str, bytes]:
                 relay=True,
             )
         ),
-        "dial_back_reply": wire.write(wire.DialBackReply(verdict="not reached", reason="silence")),
+        "dial_back_reply": wire.write(wire.DialBackReply(verdict="not reached")),
     }
 
 

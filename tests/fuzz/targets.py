@@ -460,7 +460,7 @@ TARGETS: dict[str, Target] = {
     "dial_back": _hello(
         hello.DialBack(peer=ANNA.peer_id, nonce=bytes(16), addresses=(bytes(8),), relay=True)
     ),
-    "dial_back_reply": _hello(hello.DialBackReply(verdict="not reached", reason="silence")),
+    "dial_back_reply": _hello(hello.DialBackReply(verdict="not reached")),
     "description": Target(
         [
             description.page(

@@ -44,7 +44,7 @@ MESSAGES: list[Any] = [
         addresses=(bytes(128),) * 6,
         relay=True,
     ),
-    wire.DialBackReply(verdict="not reached", reason="r" * 200),
+    wire.DialBackReply(verdict="not reached"),
 ]
 MESSAGES.append(
     wire.Papers(

@@ -1040,9 +1040,7 @@ async def ask_for_dial(
     data = await asking.host.call(
         helper.id, wire.DIAL_BACK_PROTOCOL, wire.write(request), timeout_s=30
     )
-    reply = wire.read(wire.DialBackReply, data)
-    assert reply.reason == ""
-    return reply.verdict
+    return wire.read(wire.DialBackReply, data).verdict
 
 
 async def test_a_dial_back_goes_to_the_address_alone_that_the_asking_peer_has(swarm: Swarm) -> None:
