@@ -57,6 +57,10 @@ DAEMON_TIMEOUT_S = 10.0
 
 LAST_LINES = 20
 
+CONNECTIONS = 512, 768
+BOOTSTRAP_CONNECTIONS = 4096, 6144
+"""The daemon closes connections down to the first number when there are more than the second."""
+
 SOCKET_PATH_MAX_BYTES = 100
 """``sockaddr_un`` holds 104 bytes on macOS and 108 on Linux."""
 
@@ -69,13 +73,11 @@ class DaemonSettings:
     announce: tuple[Multiaddr, ...] = ()
     """Addresses announced in place of all others. Empty: the daemon chooses."""
 
-    serve_as_relay: bool = False
-    is_public: bool = False
-    """It can be dialled by definition: the daemon does not try to find out."""
+    is_bootstrap: bool = False
+    """A host for all runs. It can be dialled by definition, which the daemon does not try to find
+    out; it has places for peers behind routers, and more connections than a member of a run."""
 
     port_mapping: bool = True
-    connections_low: int = 512
-    connections_high: int = 768
 
     def __post_init__(self) -> None:
         for address in (*self.listen, *self.announce):
@@ -86,18 +88,21 @@ class DaemonSettings:
 
     def flags(self) -> dict[str, object]:
         """The daemon's command-line flags for these settings."""
+        connections_low, connections_high = (
+            BOOTSTRAP_CONNECTIONS if self.is_bootstrap else CONNECTIONS
+        )
         flags: dict[str, object] = {
             "hostAddrs": ",".join(map(str, self.listen)),
-            # It dials for strangers, and punches holes, which a public host never needs. Who asks
+            # It dials for strangers, and punches holes, which such a host never needs. Who asks
             # whether others can dial it asks for our own dial-backs.
-            "autonat": not self.is_public,
+            "autonat": not self.is_bootstrap,
             "connManager": True,
-            "connLo": self.connections_low,
-            "connHi": self.connections_high,
+            "connLo": connections_low,
+            "connHi": connections_high,
             # On Linux the host maps the port: the daemon has no UDP for it.
             "natPortMap": self.port_mapping and sys.platform != "linux",
             "relay": True,
-            "relayService": self.serve_as_relay,
+            "relayService": self.is_bootstrap,
             "tls": True,
             "dhtServer": 1,
             # A daemon without its client is of no use: it exits if we do not reconnect.
@@ -108,7 +113,7 @@ class DaemonSettings:
             del flags["hostAddrs"]
         if self.announce:
             flags["announceAddrs"] = ",".join(map(str, self.announce))
-        if self.is_public:
+        if self.is_bootstrap:
             flags["forceReachabilityPublic"] = 1
         return flags
 

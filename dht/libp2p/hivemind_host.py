@@ -20,7 +20,7 @@ from collections.abc import (
     Sequence,
 )
 from contextlib import asynccontextmanager, contextmanager, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Self
@@ -97,12 +97,10 @@ LOOK_OUTSIDE_S = 60.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class HostSettings:
+class HostSettings(DaemonSettings):
     """Settings by which a host listens, and its limits for other peers."""
 
-    daemon: DaemonSettings = field(
-        default_factory=lambda: DaemonSettings(listen=(Multiaddr("/ip4/127.0.0.1/tcp/0"),))
-    )
+    listen: tuple[Multiaddr, ...] = (Multiaddr("/ip4/127.0.0.1/tcp/0"),)
     relays: tuple[Multiaddr, ...] = ()
     """Relays at which this host has places while others cannot dial it, each ending in /p2p/PEER.
     Other relays are not searched for."""
@@ -118,12 +116,13 @@ class HostSettings:
     """The direct lane for bulk streams. ``None``: they go through the daemon."""
 
     def __post_init__(self) -> None:
+        DaemonSettings.__post_init__(self)
         for relay in self.relays:
             if address_rules.peer_of(relay) is None:
                 raise ValueError(f"relay {relay} does not end in /p2p/PEER")
 
 
-STRANGER = HostSettings(daemon=DaemonSettings(listen=(), port_mapping=False), serve_directory=False)
+STRANGER = HostSettings(listen=(), port_mapping=False, serve_directory=False)
 
 
 class HivemindHost:
@@ -235,7 +234,7 @@ class HivemindHost:
             key_file.touch(mode=0o600)
             key_file.write_bytes(self._identity.to_bytes())
             daemon = await Daemon.start(
-                self._settings.daemon,
+                self._settings,
                 key_file=key_file,
                 directory=self._run_directory,
                 on_stream=self._accept,
@@ -262,8 +261,8 @@ class HivemindHost:
 
     async def _keep_port(self, daemon: Daemon) -> None:
         """Note the port that was chosen for port 0, so that a restart keeps the address."""
-        settings = self._settings.daemon
-        if not any(address.value_for_protocol("tcp") == "0" for address in settings.listen):
+        listen = self._settings.listen
+        if not any(address.value_for_protocol("tcp") == "0" for address in listen):
             return
         ports = {
             port
@@ -271,10 +270,10 @@ class HivemindHost:
             if not address_rules.is_relayed(address)
             and (port := address.value_for_protocol("tcp")) is not None
         }
-        if len(settings.listen) == 1 and len(ports) == 1:
+        if len(listen) == 1 and len(ports) == 1:
             # /tcp/0 can only be the end of a listen address.
-            fixed = Multiaddr(f"{str(settings.listen[0]).removesuffix('/0')}/{ports.pop()}")
-            self._settings = replace(self._settings, daemon=replace(settings, listen=(fixed,)))
+            fixed = Multiaddr(f"{str(listen[0]).removesuffix('/0')}/{ports.pop()}")
+            self._settings = replace(self._settings, listen=(fixed,))
 
     async def _supervise(self) -> None:
         loop = asyncio.get_running_loop()
@@ -369,7 +368,7 @@ class HivemindHost:
     @property
     def listen(self) -> tuple[Multiaddr, ...]:
         """The addresses that it listens at; port 0 of a single one is the port chosen."""
-        return self._settings.daemon.listen
+        return self._settings.listen
 
     async def addresses(self) -> tuple[Multiaddr, ...]:
         daemon = self._running()
@@ -384,7 +383,7 @@ class HivemindHost:
 
     async def _mapped_address(self) -> list[Multiaddr]:
         """The address at the router that leads to the daemon, if there is one."""
-        if self._mapped_port is None or self._settings.daemon.announce:
+        if self._mapped_port is None or self._settings.announce:
             return []
         if (now := asyncio.get_running_loop().time()) >= self._look_outside_at:
             self._look_outside_at = now + LOOK_OUTSIDE_S
@@ -602,9 +601,9 @@ class HivemindHost:
 
     async def _open_lane(self) -> None:
         await self.serve_calls(SEEN_PROTOCOL, self._tell_seen, request_max_bytes=0)
-        listen = self._settings.daemon.listen
+        listen = self._settings.listen
         outwards = [at for at in listen if not address_rules.is_loopback(at)]
-        router = own_gateway() if self._settings.daemon.port_mapping and outwards else None
+        router = own_gateway() if self._settings.port_mapping and outwards else None
         if router is not None and (port := address_rules.port_of(outwards[0])):
             self._tasks.spawn(keep_mapped(router, port, self._port_mapped), "port mapping")
         if self._settings.lane is None:
@@ -622,7 +621,7 @@ class HivemindHost:
         await guarded.serve_calls(LANE_PROTOCOL, offer, request_max_bytes=0)
         # The relay has a judge of its own, for both ends of a circuit.
         await self.serve_calls(CIRCUIT_PROTOCOL, lane.grant, request_max_bytes=CIRCUIT_MAX_BYTES)
-        if self._settings.daemon.serve_as_relay:
+        if self._settings.is_bootstrap:
             return  # a host for all runs does not dial addresses that strangers name
         await guarded.serve_calls(PUNCH_PROTOCOL, meetings.meet, request_max_bytes=PUNCH_MAX_BYTES)
         await guarded.serve_calls(VIA_PROTOCOL, meetings.come, request_max_bytes=CIRCUIT_MAX_BYTES)

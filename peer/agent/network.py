@@ -22,7 +22,6 @@ from dht import protocol
 from dht.bounded_mapping import BoundedMapping, by_age
 from dht.errors import DhtError
 from dht.identity import PeerId
-from dht.libp2p.hivemind_daemon import DaemonSettings
 from dht.libp2p.hivemind_host import HivemindHost, HostSettings
 from dht.libp2p.lane.connection import parse_lane
 from dht.libp2p.lane.lane import Lane
@@ -101,12 +100,9 @@ def _host_settings(settings: PeerSettings, listen: tuple[Multiaddr, ...]) -> Hos
     seeds = [
         seed for text in settings.seeds if not address_rules.is_relayed(seed := Multiaddr(text))
     ]
-    daemon = DaemonSettings(
+    return HostSettings(
         listen=listen,
         announce=tuple(Multiaddr(text) for text in settings.announce),
-    )
-    return HostSettings(
-        daemon=daemon,
         relays=tuple(seed for seed in seeds if address_rules.peer_of(seed) is not None),
         lane=parse_lane(settings.lane),
     )

@@ -22,7 +22,6 @@ from multiaddr import Multiaddr
 from dht.addresses import peer_of
 from dht.errors import DhtError, RunFileUnavailable
 from dht.identity import Identity, PeerId
-from dht.libp2p.hivemind_daemon import DaemonSettings
 from dht.libp2p.hivemind_host import HivemindHost, HostSettings
 from dht.presence.presence import Presence
 from dht.presence.this_peer import Events, PresenceEvent, Profile
@@ -54,9 +53,7 @@ async def observer(
     link: Link, failures: SeedFailures, identity: Identity | None = None
 ) -> AsyncIterator[tuple[HivemindHost, Presence]]:
     """A host and presence, by default with a new key, which only observe. Raises ``DhtError``."""
-    settings = HostSettings(
-        daemon=DaemonSettings(listen=(Multiaddr("/ip4/0.0.0.0/tcp/0"),)), serve_directory=False
-    )
+    settings = HostSettings(listen=(Multiaddr("/ip4/0.0.0.0/tcp/0"),), serve_directory=False)
     identity = identity or Identity.generate()
     async with await HivemindHost.open(identity, settings) as host:
         presence = Presence(

@@ -26,7 +26,6 @@ import uvloop
 from multiaddr import Multiaddr
 
 from dht.identity import Identity, RunId
-from dht.libp2p.hivemind_daemon import DaemonSettings
 from dht.libp2p.hivemind_host import HivemindHost, HostSettings
 from dht.presence.presence import Presence
 from dht.presence.this_peer import Profile
@@ -37,7 +36,7 @@ PORT = 17790
 RUN = RunId("be" * 32)
 MEASURE_S = 30.0
 SETTLE_S = 90.0
-DAEMON = DaemonSettings(listen=(Multiaddr("/ip4/127.0.0.1/tcp/0"),), port_mapping=False)
+HOST = HostSettings(listen=(Multiaddr("/ip4/127.0.0.1/tcp/0"),), port_mapping=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,9 +72,7 @@ async def grow(
     started = time.monotonic()
     while len(peers) < size:
         identity = Identity.from_seed(len(peers).to_bytes(32, "big"))
-        host = await stack.enter_async_context(
-            await HivemindHost.open(identity, HostSettings(daemon=DAEMON))
-        )
+        host = await stack.enter_async_context(await HivemindHost.open(identity, HOST))
         presence = Presence(host, identity, Profile(RUN, name=f"peer-{len(peers)}"), seeds=(seed,))
         await presence.start()
         stack.push_async_callback(presence.close)

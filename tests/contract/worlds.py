@@ -8,7 +8,6 @@ from collections.abc import Callable, Coroutine
 from typing import Any, Protocol, TypeVar
 
 import uvloop
-from multiaddr import Multiaddr
 
 from dht.host import Host, Stream
 from dht.identity import Identity, PeerId
@@ -108,13 +107,9 @@ class HivemindWorld:
         return result
 
     async def host(self, name: str) -> Host:
-        from dht.libp2p.hivemind_daemon import DaemonSettings
         from dht.libp2p.hivemind_host import HivemindHost, HostSettings
 
-        daemon = DaemonSettings(
-            listen=(Multiaddr("/ip4/127.0.0.1/tcp/0"),), is_public=True, port_mapping=False
-        )
-        settings = HostSettings(daemon=daemon, lane=self.lane)
+        settings = HostSettings(is_bootstrap=True, port_mapping=False, lane=self.lane)
         host = await HivemindHost.open(self.identity(name), settings)
         self._hosts.append(host)
         return host

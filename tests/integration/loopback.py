@@ -11,7 +11,6 @@ from typing import Any, Self, TypeVar
 from multiaddr import Multiaddr
 
 from dht.identity import Identity
-from dht.libp2p.hivemind_daemon import DaemonSettings
 from dht.libp2p.hivemind_host import HivemindHost, HostSettings
 
 T = TypeVar("T")
@@ -20,9 +19,7 @@ WAIT_S = 30.0
 """Deadline of operations that take milliseconds on an idle machine."""
 
 ANYWHERE = Multiaddr("/ip4/127.0.0.1/tcp/0")
-LOOPBACK = HostSettings(
-    daemon=DaemonSettings(listen=(ANYWHERE,), port_mapping=False), watch_period_s=0.2
-)
+LOOPBACK = HostSettings(listen=(ANYWHERE,), port_mapping=False, watch_period_s=0.2)
 
 
 def identity(number: int) -> Identity:
@@ -109,8 +106,7 @@ class Pair:
 
 def dial_out_only(*, relays: tuple[Multiaddr, ...] = ()) -> HostSettings:
     """A host that can be dialled only through these relays."""
-    daemon = replace(LOOPBACK.daemon, listen=())
-    return replace(LOOPBACK, daemon=daemon, relays=relays, serve_directory=False)
+    return replace(LOOPBACK, listen=(), relays=relays, serve_directory=False)
 
 
 async def until(condition: Callable[[], bool], *, timeout_s: float = WAIT_S) -> float:

@@ -19,7 +19,7 @@ from multiaddr import Multiaddr
 from dht.errors import CallRefused, HostClosed, KeyFileError, PeerUnreachable, StreamBroken
 from dht.host import Stream
 from dht.identity import PeerId
-from dht.libp2p.hivemind_daemon import DaemonSettings, RunDirectory
+from dht.libp2p.hivemind_daemon import RunDirectory
 from dht.libp2p.hivemind_host import HivemindHost, HostSettings
 from tests.integration.loopback import (
     ANYWHERE,
@@ -208,7 +208,7 @@ def test_a_port_in_use_is_reported_with_the_output_of_the_daemon() -> None:
             taken.bind(("127.0.0.1", 0))
             taken.listen()
             address = Multiaddr(f"/ip4/127.0.0.1/tcp/{taken.getsockname()[1]}")
-            settings = HostSettings(daemon=DaemonSettings(listen=(address,), port_mapping=False))
+            settings = HostSettings(listen=(address,), port_mapping=False)
             with pytest.raises(HostClosed, match="address already in use"):
                 await HivemindHost.open(identity(1), settings)
         assert not descendants()
@@ -285,8 +285,8 @@ def test_calls_of_one_peer_are_limited() -> None:
 def test_addresses_are_listened_on_and_announced_separately() -> None:
     async def scenario() -> None:
         announced = Multiaddr("/dns4/shoal.example/tcp/7700")
-        daemon = DaemonSettings(listen=(ANYWHERE,), announce=(announced,), port_mapping=False)
-        async with hosts(HostSettings(daemon=daemon)) as (host,):
+        settings = HostSettings(listen=(ANYWHERE,), announce=(announced,), port_mapping=False)
+        async with hosts(settings) as (host,):
             assert [str(a) for a in await host.addresses()] == [f"{announced}/p2p/{host.peer_id}"]
         async with hosts(dial_out_only()) as (host,):
             assert await host.addresses() == ()
@@ -315,7 +315,7 @@ def test_a_peer_that_nobody_can_dial_has_places_at_its_relays_and_its_daemon_run
     relay had lost its place, which broke all streams."""
 
     async def scenario() -> None:
-        public = HostSettings(daemon=replace(LOOPBACK.daemon, serve_as_relay=True, is_public=True))
+        public = replace(LOOPBACK, is_bootstrap=True)
         async with hosts(public) as (relay,):
             relays = await relay.addresses()
             unsure = replace(LOOPBACK, relays=relays[:1])
@@ -361,15 +361,20 @@ def test_a_direct_connection_takes_the_place_of_a_relayed_one_which_stays_if_the
     None
 ):
     async def scenario() -> None:
-        public = HostSettings(daemon=replace(LOOPBACK.daemon, serve_as_relay=True, is_public=True))
+        public = replace(LOOPBACK, is_bootstrap=True)
         async with hosts(public) as (relay,):
             with socket.create_server(("127.0.0.1", 0)) as free:
                 listen = Multiaddr(f"/ip4/127.0.0.1/tcp/{free.getsockname()[1]}")
             # The daemons would find a direct way by themselves, if it announced where it listens.
             nowhere = Multiaddr("/ip4/127.0.0.1/tcp/9")
-            daemon = replace(LOOPBACK.daemon, listen=(listen,), announce=(nowhere,))
             relays = (await relay.addresses())[:1]
-            hidden = replace(LOOPBACK, daemon=daemon, relays=relays, serve_directory=False)
+            hidden = replace(
+                LOOPBACK,
+                listen=(listen,),
+                announce=(nowhere,),
+                relays=relays,
+                serve_directory=False,
+            )
             async with hosts(hidden, first=5) as (host,):
                 direct = Multiaddr(f"{listen}/p2p/{host.peer_id}")
                 circuit = Multiaddr(f"{relays[0]}/p2p-circuit/p2p/{host.peer_id}")

@@ -126,10 +126,14 @@ def test_a_rented_container_is_dialled_through_public_ports_that_are_not_its_own
             )
             assert ports is not None
             (listen,), (announce,) = map(Multiaddr, ports.listen), map(Multiaddr, ports.announce)
-            daemon = replace(LOOPBACK.daemon, listen=(listen,), announce=(announce,))
             lane = parse_lane(ports.lane)
             assert lane is not None
-            rented = replace(LOOPBACK, daemon=daemon, lane=replace(lane, wait_s=WAIT_S))
+            rented = replace(
+                LOOPBACK,
+                listen=(listen,),
+                announce=(announce,),
+                lane=replace(lane, wait_s=WAIT_S),
+            )
             async with hosts(rented, WITH_LANE) as (anna, boris):
                 await anna.serve_streams("/bulk", swallow)
                 assert await bulk(boris, anna) == 1

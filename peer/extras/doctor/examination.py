@@ -86,16 +86,16 @@ async def _try_lane(lane: Lane, peer: PeerId) -> Path | str:
 async def _open_host(
     identity: Identity, port: int, announce: Sequence[str]
 ) -> AsyncIterator[tuple[HivemindHost, float]]:
-    from dht.libp2p.hivemind_daemon import DaemonSettings
     from dht.libp2p.hivemind_host import HivemindHost, HostSettings
     from dht.libp2p.lane.connection import LaneSettings
 
     started = time.monotonic()
-    daemon = DaemonSettings(
+    settings = HostSettings(
         listen=(Multiaddr(f"/ip4/0.0.0.0/tcp/{port}"),),
         announce=tuple(map(Multiaddr, announce)),
+        # Not part of the directory: records stored here would be lost within a minute.
+        serve_directory=False,
+        lane=LaneSettings(),
     )
-    # Not part of the directory: records stored here would be lost within a minute.
-    settings = HostSettings(daemon=daemon, serve_directory=False, lane=LaneSettings())
     async with await HivemindHost.open(identity, settings) as host:
         yield host, time.monotonic() - started

@@ -28,7 +28,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from dht import addresses
 from dht.errors import AddressError
 from dht.identity import Identity, PeerId
-from dht.libp2p.hivemind_daemon import DaemonSettings
+from dht.libp2p.hivemind_daemon import BOOTSTRAP_CONNECTIONS
 from dht.libp2p.hivemind_host import HivemindHost, HostSettings
 from dht.libp2p.lane.connection import LaneSettings
 from dht.libp2p.lane.relaying import MEMBERS_ONLY, Relay
@@ -48,8 +48,6 @@ from peer.views.pages import Check, Content, serve_pages
 _logger = logging.getLogger("peer.extras.hosting.bootstrap")
 
 DEFAULT_PORT = USUAL_PORT
-CONNECTIONS_LOW = 4096
-CONNECTIONS_HIGH = 6144
 FILES_PER_CONNECTION = 2
 CLOCK_OFF_MAX_S = 2.0
 DISK_FREE_MIN_BYTES = 50 << 20
@@ -336,14 +334,11 @@ async def open_bootstrap(settings: BootstrapSettings) -> AsyncIterator[Bootstrap
     if settings.lane is not None:
         try_to_listen(Multiaddr(f"/ip4/0.0.0.0/tcp/{settings.lane.port}"), option="--lane")
     _allow_many_files()
-    daemon = DaemonSettings(
+    host_settings = HostSettings(
         listen=listen,
         announce=tuple(addresses.without_peer(address) for address in settings.announce),
-        serve_as_relay=True,
-        # A bootstrap peer is public by definition. Other peers check it all the same.
-        is_public=True,
-        connections_low=CONNECTIONS_LOW,
-        connections_high=CONNECTIONS_HIGH,
+        is_bootstrap=True,
+        lane=settings.lane,
     )
     board = Board(Names({}))
 
@@ -354,7 +349,6 @@ async def open_bootstrap(settings: BootstrapSettings) -> AsyncIterator[Bootstrap
         if event.name in WARNINGS:
             _logger.warning("%s %s", event.name, event.text)
 
-    host_settings = HostSettings(daemon=daemon, lane=settings.lane)
     async with await HivemindHost.open(identity, host_settings) as host:
         presence = Presence(
             host,
@@ -462,7 +456,7 @@ def _prepare_folder(path: Path) -> None:
 
 def _allow_many_files() -> None:
     """Raise the limit of open files, as each connection of the daemon is one."""
-    wanted = CONNECTIONS_HIGH * FILES_PER_CONNECTION
+    wanted = BOOTSTRAP_CONNECTIONS[1] * FILES_PER_CONNECTION
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     allowed = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
     if soft != resource.RLIM_INFINITY and soft < allowed:

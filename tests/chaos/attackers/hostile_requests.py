@@ -14,7 +14,6 @@ from dht.errors import DhtError
 from dht.host import UNARY_MAX_BYTES
 from dht.identity import Identity, PeerId, RunId
 from dht.libp2p.directory_wire import NO_SUBKEY
-from dht.libp2p.hivemind_daemon import DaemonSettings
 from dht.libp2p.hivemind_directory import id_of
 from dht.libp2p.hivemind_host import HivemindHost, HostSettings
 from dht.libp2p.hivemind_imports import dht_pb2
@@ -26,9 +25,7 @@ from dht.records import (
     seal,
 )
 
-HOST = HostSettings(
-    daemon=DaemonSettings(listen=(Multiaddr("/ip4/127.0.0.1/tcp/0"),), port_mapping=False)
-)
+HOST = HostSettings(listen=(Multiaddr("/ip4/127.0.0.1/tcp/0"),), port_mapping=False)
 TIMEOUT_S = 10.0
 LATER = 4e9
 CROWDED = RunId("cd" * 32)

@@ -19,7 +19,6 @@ from dht.errors import DhtError
 from dht.host import FRAME_MAX_BYTES, Stream
 from dht.identity import Identity, PeerId, RunId
 from dht.libp2p.framing.frame_stream import HEADER, FrameType
-from dht.libp2p.hivemind_daemon import DaemonSettings
 from dht.libp2p.hivemind_host import HivemindHost, HostSettings
 from dht.libp2p.lane.connection import LaneSettings
 from dht.libp2p.lane.wire import LANE_PROTOCOL, LaneOffer
@@ -48,7 +47,7 @@ KNOCKS = 64
 """Number of silent connections to the port of a lane, besides those streams."""
 TIMEOUT_S = 5.0
 HOST = HostSettings(
-    daemon=DaemonSettings(listen=(Multiaddr("/ip4/127.0.0.1/tcp/0"),)),
+    listen=(Multiaddr("/ip4/127.0.0.1/tcp/0"),),
     serve_directory=False,
     lane=LaneSettings(wait_s=1.0),
 )

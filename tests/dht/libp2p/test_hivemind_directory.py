@@ -229,7 +229,7 @@ def turn_hostile(host: HivemindHost, others: dict[Any, Any]) -> None:
 def listening(network: int) -> HostSettings:
     """A host in one of the networks of the loopback interface."""
     at = Multiaddr(f"/ip4/127.0.{network}.1/tcp/0")
-    return replace(LOOPBACK, daemon=replace(LOOPBACK.daemon, listen=(at,)))
+    return replace(LOOPBACK, listen=(at,))
 
 
 @asynccontextmanager

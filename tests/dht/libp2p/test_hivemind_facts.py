@@ -22,7 +22,7 @@ from dht.errors import CallRefused, HostClosed, PeerUnreachable, StreamBroken
 from dht.host import UNARY_MAX_BYTES, Stream
 from dht.identity import PeerId
 from dht.libp2p.dialling import why_silent
-from dht.libp2p.hivemind_daemon import Daemon, DaemonSettings
+from dht.libp2p.hivemind_daemon import Daemon
 from dht.libp2p.hivemind_host import HivemindHost, HostSettings
 from dht.libp2p.hivemind_imports import P2PHandlerError, PeerID
 from dht.records import PeerRecord, seal
@@ -60,9 +60,9 @@ async def echo(peer: PeerId, request: bytes) -> bytes:
 def test_other_transports_than_tcp_are_refused(address: str) -> None:
     at = (Multiaddr(address),)
     with pytest.raises(ValueError, match="only /tcp"):
-        DaemonSettings(listen=at)
+        HostSettings(listen=at)
     with pytest.raises(ValueError, match="only /tcp"):
-        DaemonSettings(listen=(), announce=at)
+        HostSettings(announce=at)
     with pytest.raises(ValueError, match="over /tcp only"):
         HostSettings(relays=at)
 
@@ -346,15 +346,7 @@ async def test_protocols_are_served_again_after_a_restart() -> None:
         assert list(found) == [client.peer_id]
 
 
-RELAY = HostSettings(
-    daemon=DaemonSettings(
-        listen=LOOPBACK.daemon.listen,
-        port_mapping=False,
-        serve_as_relay=True,
-        is_public=True,
-    ),
-    watch_period_s=0.2,
-)
+RELAY = replace(LOOPBACK, is_bootstrap=True)
 
 
 @OF_HIVEMIND
@@ -466,7 +458,7 @@ def test_the_daemon_dials_a_peer_that_is_away_once_and_again_when_it_listens(
                 await host.connect(other.peer_id, [at], timeout_s=WAIT_S)
         assert dialled == [other.peer_id]
 
-        settings = replace(LOOPBACK, daemon=replace(LOOPBACK.daemon, listen=(at,)))
+        settings = replace(LOOPBACK, listen=(at,))
         async with await HivemindHost.open(other, settings):
             while other.peer_id not in {c.peer for c in await host.connections()}:
                 with suppress(PeerUnreachable):  # the first dial counts for up to 6 s

@@ -30,7 +30,6 @@ def sees(presence: Presence) -> int:
 
 
 def test_real_peers_meet_are_dialled_back_lose_their_seed_and_find_it_again() -> None:
-    from dht.libp2p.hivemind_daemon import DaemonSettings
     from dht.libp2p.hivemind_host import HivemindHost, HostSettings
 
     events: list[tuple[str, PresenceEvent]] = []
@@ -41,7 +40,7 @@ def test_real_peers_meet_are_dialled_back_lose_their_seed_and_find_it_again() ->
         name: str, run: RunId | None, seeds: list[Multiaddr], listen: str = "/ip4/127.0.0.1/tcp/0"
     ) -> tuple[HivemindHost, Presence]:
         identity = Identity.from_seed(name.encode().ljust(32, b"\0"))
-        settings = HostSettings(daemon=DaemonSettings(listen=(parse(listen),)))
+        settings = HostSettings(listen=(parse(listen),))
         host = await HivemindHost.open(identity, settings)
         open_hosts.append(host)
         presence = Presence(

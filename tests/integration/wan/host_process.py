@@ -34,6 +34,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 
 import uvloop
 from multiaddr import Multiaddr
@@ -43,7 +44,6 @@ from dht.errors import DhtError
 from dht.host import FRAME_MAX_BYTES, Stream
 from dht.identity import PeerId
 from dht.libp2p import hivemind_daemon
-from dht.libp2p.hivemind_daemon import DaemonSettings
 from dht.libp2p.hivemind_host import HivemindHost, HostSettings
 from dht.libp2p.lane.connection import LaneSettings
 from dht.libp2p.lane.wire import is_outer
@@ -76,17 +76,11 @@ def addresses(text: str) -> tuple[Multiaddr, ...]:
     return tuple(map(Multiaddr, text.split(",")))
 
 
-def public(listen: str, *, serve_as_relay: bool = False) -> DaemonSettings:
-    return DaemonSettings(
-        listen=addresses(listen),
-        serve_as_relay=serve_as_relay,
-        is_public=True,
-        port_mapping=False,
-    )
+def public(listen: str, lane: LaneSettings | None = None) -> HostSettings:
+    return HostSettings(listen=addresses(listen), is_bootstrap=True, port_mapping=False, lane=lane)
 
 
-def in_a_home(*, port_mapping: bool = False) -> DaemonSettings:
-    return DaemonSettings(listen=(ANYWHERE,), port_mapping=port_mapping)
+IN_A_HOME = HostSettings(listen=(ANYWHERE,), port_mapping=False)
 
 
 async def told(role: str, host: HivemindHost) -> None:
@@ -110,8 +104,7 @@ async def everybody(peer: PeerId, other: PeerId) -> str | None:
 
 
 async def relay(listen: str, lane: str, number: str = "1") -> None:
-    daemon = public(listen, serve_as_relay=True)
-    settings = HostSettings(daemon=daemon, lane=None if lane == "off" else LaneSettings())
+    settings = public(listen, None if lane == "off" else LaneSettings())
     host = await HivemindHost.open(identity(int(number)), settings)
     if host.lane is not None and lane == "relaying":
         host.lane.relay.judge = everybody
@@ -121,7 +114,7 @@ async def relay(listen: str, lane: str, number: str = "1") -> None:
 
 
 async def outside(listen: str) -> None:
-    settings = HostSettings(daemon=public(listen), lane=LaneSettings())
+    settings = public(listen, LaneSettings())
     host = await HivemindHost.open(identity(1), settings)
     assert host.lane is not None
     await told("outside", host)
@@ -139,7 +132,7 @@ async def outside(listen: str) -> None:
 
 
 async def sink(listen: str) -> None:
-    settings = HostSettings(daemon=public(listen), lane=LaneSettings(wait_s=5.0))
+    settings = public(listen, LaneSettings(wait_s=5.0))
     host = await HivemindHost.open(identity(1), settings)
 
     async def swallow(stream: Stream) -> None:
@@ -180,7 +173,7 @@ async def seed(listen: str, name: str, at: str, unconfined: str = "") -> None:
     if unconfined:
         hivemind_daemon._guard = lambda: ()
     sniffer, stranger = Sniffer(), PeerId(name)
-    settings = HostSettings(daemon=public(listen, serve_as_relay=True))
+    settings = public(listen)
     async with await HivemindHost.open(identity(1), settings) as host:
         await told("seed", host)
         while not any(c.peer == stranger for c in await host.connections()):  # noqa: ASYNC110
@@ -197,8 +190,8 @@ async def seed(listen: str, name: str, at: str, unconfined: str = "") -> None:
 
 
 async def home(number: str, relays: str, *others: str) -> None:
-    settings = HostSettings(
-        daemon=in_a_home(),
+    settings = replace(
+        IN_A_HOME,
         relays=addresses(relays),
         serve_directory=False,
         lane=LaneSettings(),
@@ -249,7 +242,7 @@ async def meet(host: HivemindHost, number: int, through: Multiaddr) -> None:
 
 async def look(number: str, *others: str) -> None:
     """Print what the doctor says about the router."""
-    settings = HostSettings(daemon=in_a_home(), serve_directory=False, lane=LaneSettings())
+    settings = replace(IN_A_HOME, serve_directory=False, lane=LaneSettings())
     async with await HivemindHost.open(identity(int(number)), settings) as host:
         assert host.meetings is not None
         for other in others:
@@ -259,8 +252,7 @@ async def look(number: str, *others: str) -> None:
 
 async def mapped(port: str, other: str) -> None:
     lane_port = int(port)
-    daemon = in_a_home(port_mapping=True)
-    settings = HostSettings(daemon=daemon, lane=LaneSettings(port=lane_port))
+    settings = replace(IN_A_HOME, port_mapping=True, lane=LaneSettings(port=lane_port))
     async with await HivemindHost.open(identity(2), settings) as host:
         assert host.lane is not None
         for _ in range(150):  # until the router has answered twice, if it does
@@ -279,8 +271,8 @@ async def mapped(port: str, other: str) -> None:
 
 async def source(to: str, seconds: str, polite: str) -> None:
     lane = LaneSettings(polite=polite == "yes", wait_s=5.0)
-    daemon = DaemonSettings(listen=(ANYWHERE,), is_public=True, port_mapping=False)
-    host = await HivemindHost.open(identity(2), HostSettings(daemon=daemon, lane=lane))
+    settings = replace(IN_A_HOME, is_bootstrap=True, lane=lane)
+    host = await HivemindHost.open(identity(2), settings)
     peer = await connected(host, to)
     # Random bytes are not packed, so that the bytes sent are those on the line.
     loop, frame, sent = asyncio.get_running_loop(), os.urandom(FRAME_MAX_BYTES // 2), 0
