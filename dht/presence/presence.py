@@ -16,7 +16,6 @@ import contextlib
 from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
-from msgspec import UNSET, UnsetType
 from msgspec.structs import replace
 from multiaddr import Multiaddr
 
@@ -45,13 +44,7 @@ from dht.presence.this_peer import (
     ThisPeer,
     pause,
 )
-from dht.records import (
-    ADDRESS_MAX_BYTES,
-    ADDRESSES_MAX,
-    ContributionCounters,
-    PeerRecord,
-    pack_versions,
-)
+from dht.records import ADDRESS_MAX_BYTES, ADDRESSES_MAX, PeerRecord
 
 
 class Presence:
@@ -235,32 +228,19 @@ class Presence:
 
     # --- calls of the owner ----------------------------------------------------------------
 
-    def update(
-        self,
-        *,
-        name: str | UnsetType = UNSET,
-        trains: bool | UnsetType = UNSET,
-        step_time_s: float | UnsetType | None = UNSET,
-        link_bytes_s: float | UnsetType | None = UNSET,
-        versions: Sequence[int] | UnsetType = UNSET,
-        counters: ContributionCounters | UnsetType = UNSET,
-    ) -> None:
-        """Change facts in the own record. The others learn them at the next heartbeat.
+    @property
+    def facts(self) -> PeerRecord:
+        """What the own record says of this peer, but for the addresses.
 
-        A change of ``trains`` causes a heartbeat at once.
+        The others learn a change at the next heartbeat, which comes at once for one of ``trains``.
         """
+        return self._this.own.facts
+
+    @facts.setter
+    def facts(self, facts: PeerRecord) -> None:
         own = self._this.own
-        given = {
-            "name": name,
-            "trains": trains,
-            "step_time_s": step_time_s,
-            "link_bytes_s": link_bytes_s,
-            "versions": versions if versions is UNSET else pack_versions(versions),
-            "counters": counters,
-        }
-        known = {fact: value for fact, value in given.items() if value is not UNSET}
-        before, own.facts = own.facts, replace(own.facts, **known)
-        if own.facts.trains != before.trains:
+        before, own.facts = own.facts, facts
+        if facts.trains != before.trains:
             self._this.hurry()  # no round should wait for a peer that has stopped
         own.outdate()
 

@@ -29,7 +29,7 @@ from dht.identity import PeerId
 from dht.limits import Rate
 from dht.membership.credentials import Directive
 from dht.presence.this_peer import PresenceEvent
-from dht.records import ContributionCounters
+from dht.records import ContributionCounters, pack_versions
 from peer.agent.network import Network
 from peer.agent.owners_orders import OwnersOrders
 from peer.agent.services import EndOfRun, Fields, Role, Seat, Service
@@ -536,11 +536,13 @@ class Peer:
         """Publish what other peers read of this one."""
         averager = self.averager
         assert averager is not None, "it publishes itself from its first states on"
-        self.network.presence.update(
+        presence = self.network.presence
+        presence.facts = msgspec.structs.replace(
+            presence.facts,
             trains=trains,
             step_time_s=step_time_s,
             link_bytes_s=averager.bytes_per_s or None,
-            versions=self.versions(),
+            versions=pack_versions(self.versions()),
             counters=ContributionCounters(
                 rounds=averager.stats.contributed,
                 tokens=int(merged),

@@ -9,6 +9,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 from multiaddr import Multiaddr
 
@@ -38,6 +39,10 @@ class Peer:
     @property
     def id(self) -> PeerId:
         return self.host.peer_id
+
+    def state(self, **facts: Any) -> None:
+        """Change facts that the peer states of itself."""
+        self.presence.facts = msgspec.structs.replace(self.presence.facts, **facts)
 
     def told(self, name: str) -> list[PresenceEvent]:
         return [event for event in self.events if event.name == name]

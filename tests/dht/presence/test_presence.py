@@ -142,7 +142,7 @@ async def test_a_peer_that_comes_back_after_a_crash_is_seen_again(swarm: Swarm) 
 async def test_the_facts_that_a_peer_states_about_itself_reach_the_others(swarm: Swarm) -> None:
     await start_swarm(swarm, 3)
     anna, boris = swarm.peers["peer0"], swarm.peers["peer1"]
-    anna.presence.update(trains=True, step_time_s=0.5, versions=[4, 5, 6], name="Anna")
+    anna.state(trains=True, step_time_s=0.5, versions=(4, 0, 1, 2), name="Anna")
 
     def known() -> bool:
         member = boris.presence.table.get(anna.id)
@@ -154,7 +154,7 @@ async def test_the_facts_that_a_peer_states_about_itself_reach_the_others(swarm:
 async def test_a_fact_that_no_record_can_hold_is_refused_at_once(swarm: Swarm) -> None:
     await swarm.start("anna")
     with pytest.raises(ValueError, match="start at 0"):
-        swarm.peers["anna"].presence.update(versions=[-1])
+        swarm.peers["anna"].state(versions=(-1, 0))
 
 
 def without_hellos(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -562,10 +562,10 @@ async def test_a_peer_that_has_just_said_hello_learns_at_once_that_another_stopp
 ) -> None:
     await start_swarm(swarm, 2)
     anna, boris = swarm.members()
-    anna.presence.update(trains=True)
+    anna.state(trains=True)
     await asyncio.sleep(5 * MINUTE)
     for tenth in range(10):
-        anna.presence.update(trains=bool(tenth % 2))
+        anna.state(trains=bool(tenth % 2))
         await asyncio.sleep(2.0 + tenth)
         member = boris.presence.table.get(anna.id)
         assert member is not None and member.record.trains == bool(tenth % 2), tenth
@@ -581,7 +581,7 @@ async def test_the_owner_hears_at_once_of_a_member_that_begins_to_train(swarm: S
     await until(lambda: bool(boris.sees()), within_s=MINUTE, what="they have met")
     heard.clear()
 
-    anna.presence.update(trains=True)
+    anna.state(trains=True)
     await asyncio.sleep(0.5)
 
     assert heard
@@ -604,7 +604,7 @@ async def test_the_others_tell_a_peer_whose_clock_was_set_back(swarm: Swarm) -> 
     await asyncio.sleep(MINUTE)
     seeds = await swarm.seed_addresses("seed")
     back = await swarm.start("peer2", seeds=seeds, wall_offset_s=-7200.0)
-    back.presence.update(trains=True)
+    back.state(trains=True)
 
     def known() -> bool:
         members = [p.presence.table.get(back.id) for p in swarm.members() if p is not back]
