@@ -66,14 +66,19 @@ class Scope(IntEnum):
     INTERNET = 2
 
 
+@lru_cache(maxsize=4096)
 def parse(text: str) -> Multiaddr:
     """Read an address. Raises ``AddressError``, which names the component that is wrong."""
-    return _parse(text)
+    _components(text)
+    try:
+        return Multiaddr(text)
+    except ValueError as error:  # stricter than the grammar: about a host name's code points
+        raise AddressError(text, "", str(error)) from error
 
 
 def parse_seed(text: str) -> Multiaddr:
     """Read an address that names its peer. Raises ``AddressError``."""
-    address = _parse(text)
+    address = parse(text)
     if peer_of(address) is None:
         raise no_seed(address)
     return address
@@ -83,15 +88,6 @@ def no_seed(address: Multiaddr) -> AddressError:
     """The error for an address that does not name its peer."""
     reason = "does not name its peer: it has to end in /p2p/PEER"
     return AddressError(str(address), "", reason)
-
-
-@lru_cache(maxsize=4096)
-def _parse(text: str) -> Multiaddr:
-    _components(text)
-    try:
-        return Multiaddr(text)
-    except ValueError as error:  # stricter than the grammar: about a host name's code points
-        raise AddressError(text, "", str(error)) from error
 
 
 def _components(text: str) -> list[tuple[str, str]]:
@@ -247,7 +243,7 @@ def network_of(address: Multiaddr) -> str | None:
     if (text := ip_of(address)) is None or scope_of(address) is Scope.NETWORK:
         return None
     ip = _ip(text)
-    return str(ipaddress.ip_network((ip, _OWNED_PREFIX[ip.version]), strict=False))
+    return str(_around(ip, _OWNED_PREFIX[ip.version]))
 
 
 def place_of(ip: str) -> str:
@@ -258,7 +254,7 @@ def place_of(ip: str) -> str:
     if ":" not in ip:
         return ip
     in_any_zone = ip.partition("%")[0]
-    return str(ipaddress.ip_network((in_any_zone, _OWNED_PREFIX[6]), strict=False))
+    return str(_around(in_any_zone, _OWNED_PREFIX[6]))
 
 
 def port_of(address: Multiaddr) -> int:
@@ -321,7 +317,7 @@ def scope_seen(remote: Multiaddr, own: tuple[Multiaddr, ...]) -> Scope:
     for mine in _ips(own):
         if ip == mine:
             return Scope.MACHINE
-        if isinstance(ip, ipaddress.IPv6Address) and _share_prefix(ip, mine, _LINK_PREFIX):
+        if ip.version == mine.version == 6 and ip in _around(mine, _LINK_PREFIX):
             scope = min(scope, Scope.NETWORK)
     return scope
 
@@ -337,7 +333,7 @@ def scope_guessed(announced: tuple[Multiaddr, ...], own: tuple[Multiaddr, ...]) 
         scope = scope_seen(address, own)
         if scope is Scope.NETWORK and not is_relayed(address) and ip_of(address) is not None:
             ip = _ip(_pairs(address)[0][1])
-            near = (_share_prefix(ip, mine, _SITE_PREFIX) for mine in _ips(own))
+            near = (ip in _around(mine, _SITE_PREFIX) for mine in _ips(own))
             scope = Scope.NETWORK if any(near) else Scope.INTERNET
         widest = scope if widest is None else max(widest, scope)
     return widest
@@ -371,14 +367,11 @@ def _ips(own: Iterable[Multiaddr]) -> list[ipaddress.IPv4Address | ipaddress.IPv
     return [_ip(_pairs(address)[0][1]) for address in direct if ip_of(address) is not None]
 
 
-def _share_prefix(
-    one: ipaddress.IPv4Address | ipaddress.IPv6Address,
-    other: ipaddress.IPv4Address | ipaddress.IPv6Address,
-    bits: int,
-) -> bool:
-    if one.version != other.version:
-        return False
-    return int(one) >> (one.max_prefixlen - bits) == int(other) >> (other.max_prefixlen - bits)
+def _around(
+    ip: ipaddress.IPv4Address | ipaddress.IPv6Address | str, bits: int
+) -> ipaddress.IPv4Network | ipaddress.IPv6Network:
+    """The network of the addresses that have so many leading bits in common with this one."""
+    return ipaddress.ip_network((ip, bits), strict=False)
 
 
 @lru_cache(maxsize=4096)
