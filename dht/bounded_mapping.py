@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterator, MutableMapping
 from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 from weakref import WeakSet
@@ -146,8 +146,6 @@ class BoundedMapping(dict[Key, Value]):
         self.pop(key, None)
         self[key] = value
 
-    # ``dict`` calls neither ``__setitem__`` nor ``__delitem__`` in these
-
     def __delitem__(self, key: Key) -> None:
         if self._size is not None:
             self._bytes -= self._size(key, self[key])
@@ -158,26 +156,11 @@ class BoundedMapping(dict[Key, Value]):
             self._bytes -= self._size(key, self[key])
         return super().pop(key, *default)
 
-    def popitem(self) -> tuple[Key, Value]:
-        key = next(reversed(self))
-        return key, self.pop(key)
-
-    def clear(self) -> None:
-        super().clear()
-        self._bytes = 0
-
-    def setdefault(self, key: Key, default: Value) -> Value:
-        """Return the value of a key, which is set to ``default`` if it is new."""
-        if key not in self:
-            self[key] = default
-            return default  # also if it is worth too little to be kept
-        return self[key]
-
-    def update(self, *others: Mapping[Key, Value] | Iterable[tuple[Key, Value]]) -> None:  # type: ignore[override]
-        for other in others:
-            new: dict[Key, Value] = dict(other)
-            for key in new:
-                self[key] = new[key]
+    # Those of ``dict`` call none of the above, as these do.
+    popitem = MutableMapping.popitem
+    clear = MutableMapping.clear
+    setdefault = MutableMapping.setdefault
+    update = MutableMapping.update
 
     def __ior__(self, other: Any) -> BoundedMapping[Key, Value]:  # type: ignore[override,misc]
         self.update(other)
