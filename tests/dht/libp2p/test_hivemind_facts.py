@@ -86,10 +86,10 @@ def test_a_peer_is_dialled_by_the_name_of_its_host(pair: Pair) -> None:
 
     async def scenario(host: HivemindHost, other: HivemindHost) -> None:
         port = addresses.port_of((await other.addresses())[0])
-        await host.disconnect(other.peer_id)
         named = Multiaddr(f"/dns4/localhost/tcp/{port}")
-        await host.connect(other.peer_id, [named], timeout_s=WAIT_S)
-        (connection,) = await host.connections()
+        async with host.stranger() as stranger:  # nobody dials it meanwhile
+            await stranger.connect(other.peer_id, [named], timeout_s=WAIT_S)
+            (connection,) = await stranger.connections()
         assert str(connection.address) == f"/ip4/127.0.0.1/tcp/{port}"
 
     pair.run(scenario)
