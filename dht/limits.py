@@ -59,8 +59,9 @@ class Rate(Generic[Author]):
         return may
 
     def wait_s(self, author: Author, now: float) -> float:
-        """Time until an author owes nothing."""
-        return max(0.0, -self.left(author, now) / self._per_s)
+        """Time until an author owes nothing: less than a token is below a clock's resolution."""
+        owed = -self.left(author, now)
+        return owed / self._per_s if owed >= 1.0 else 0.0
 
 
 @dataclass(slots=True, eq=False)

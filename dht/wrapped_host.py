@@ -16,15 +16,16 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
 
 from multiaddr import Multiaddr
 
 from dht.errors import HostClosed, PeerUnreachable, StreamBroken
 from dht.host import CallHandler, Host, Messaging, Stream, StreamHandler
 from dht.identity import PeerId
+from dht.limits import Rate
 
 
 class ForwardingHost:
@@ -143,84 +144,64 @@ BURST_S = 0.1
 """Unused capacity can be used this much later, as seconds at the full rate."""
 
 
-@dataclass(slots=True)
-class TokenBucket:
-    """Number of bytes, or of messages, that may pass. The rate may change at any time; ``None``: no
-    limit."""
-
-    rate: float | None = None
-    level: float = 0.0
-    """Number of bytes that may pass at once; negative after a large frame."""
-
-    looked_at: float = 0.0
-    passed: int = 0
-    """Number of all bytes that passed."""
-
-    def wait_s(self, now: float) -> float:
-        """Time until a frame may pass."""
-        self._fill(now)
-        if self.rate is None or self.level > -1.0:  # less than a byte: below the clock's resolution
-            return 0.0
-        return -self.level / self.rate
-
-    def take(self, count: int, now: float) -> None:
-        """Count a frame that passes."""
-        self._fill(now)
-        self.passed += count
-        if self.rate is not None:
-            self.level -= count
-
-    def set_rate(self, rate: float | None, now: float) -> None:
-        self._fill(now)
-        if rate is None or self.rate is None:
-            self.level = 0.0
-        self.rate = rate
-
-    def _fill(self, now: float) -> None:
-        if self.rate is not None:
-            filled = self.level + (now - self.looked_at) * self.rate
-            self.level = min(filled, self.rate * BURST_S)
-        self.looked_at = now
-
-
 class Gate:
-    """One direction of a connection: frames pass one by one, at the rate of the bucket."""
+    """One direction of a connection: frames pass one by one, at a rate that may change."""
 
     def __init__(self) -> None:
-        self.bucket = TokenBucket()
+        self.rate: float | None = None
+        """Bytes per second; ``None``: no limit."""
+
+        self.passed = 0
+        """Number of all bytes that passed."""
+
         self.sent_for: Counter[str] = Counter()
         """Bytes sent on the line by purpose, which the protocol of their stream names."""
+
+        self._left: Rate[None] | None = None
+        """Bytes that may pass at once; negative after a large frame."""
 
         self._turn = asyncio.Lock()
         self._changed = asyncio.Event()
 
     def set_rate(self, rate: float | None) -> None:
         """Change the rate at once, also for a frame that waits."""
-        if rate != self.bucket.rate:
-            self.bucket.set_rate(rate, asyncio.get_running_loop().time())
-            self._changed.set()
+        if rate == self.rate:
+            return
+        now = asyncio.get_running_loop().time()
+        left = 0.0 if self._left is None else self._left.left(None, now)
+        self.rate, self._left = rate, None
+        if rate is not None:
+            burst = rate * BURST_S
+            self._left = Rate(rate, burst, debt=math.inf, authors_max=1)
+            self._left.spend(None, now, burst - left)
+        self._changed.set()
 
     def give_back(self, count: int) -> None:
         """Take back bytes that were counted and have not passed."""
         if count:
-            self.bucket.take(-count, asyncio.get_running_loop().time())
+            self._count(-count)
             self._changed.set()
+
+    def _count(self, count: int) -> None:
+        self.passed += count
+        if self._left is not None:
+            self._left.spend(None, asyncio.get_running_loop().time(), count)
 
     async def pass_through(self, count: int) -> None:
         """Wait until a frame of this size may pass, and count it."""
         loop = asyncio.get_running_loop()
         if count > FREE_FRAME_BYTES:
             async with self._turn:
-                while (pause_s := self.bucket.wait_s(loop.time())) > 0:
+                while self._left and (pause_s := self._left.wait_s(None, loop.time())) > 0:
                     self._changed.clear()
                     try:
                         async with asyncio.timeout(pause_s):
                             await self._changed.wait()
                     except TimeoutError:
                         pass
-                self.bucket.take(count, loop.time())
+                self._count(count)
         else:
-            self.bucket.take(count, loop.time())
+            self._count(count)
 
 
 class ThrottledHost(ForwardingHost):

@@ -114,12 +114,12 @@ class Guest:
     @property
     def sent_bytes(self) -> int:
         """Bytes sent since the start, for whatever purpose: states, rounds and relaying."""
-        return self.up.bucket.passed
+        return self.up.passed
 
     @property
     def received_bytes(self) -> int:
         """Bytes received since the start, in the same way."""
-        return self.down.bucket.passed
+        return self.down.passed
 
     @property
     def month_bytes(self) -> int:

@@ -14,7 +14,7 @@ from dht.host import Messaging, Stream
 from dht.identity import Identity
 from dht.memory.host import MemoryNetwork
 from dht.memory.network import Weather
-from dht.wrapped_host import FREE_FRAME_BYTES, DiallingHost, Gate, ThrottledHost, TokenBucket
+from dht.wrapped_host import FREE_FRAME_BYTES, DiallingHost, Gate, ThrottledHost
 
 FAST = Weather(latency_s=(0.001, 0.001))
 FRAME = bytes(512 << 10)
@@ -94,23 +94,26 @@ async def test_a_small_frame_never_waits_but_counts() -> None:
     async with pair() as (host, ours, _):
         loop = asyncio.get_running_loop()
         host.up.set_rate(1000.0)
-        passed = host.up.bucket.passed
+        passed = host.up.passed
         await ours.send(FRAME, timeout_s=60)
         began = loop.time()
         for _ in range(10):
             await ours.send(bytes(FREE_FRAME_BYTES), timeout_s=60)
         assert loop.time() - began < 1.0
-        assert host.up.bucket.passed - passed == len(FRAME) + 10 * FREE_FRAME_BYTES
-        assert host.up.bucket.wait_s(loop.time()) > 500
+        assert host.up.passed - passed == len(FRAME) + 10 * FREE_FRAME_BYTES
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(500):
+                await host.up.pass_through(FREE_FRAME_BYTES + 1)
 
 
-def test_an_hour_of_unused_rate_is_worth_a_moment() -> None:
-    bucket = TokenBucket()
-    bucket.set_rate(1000.0, 0.0)
-    bucket.take(100, 3600.0)
-    assert bucket.wait_s(3600.0) == 0.0
-    bucket.take(500, 3600.0)
-    assert bucket.wait_s(3600.0) == pytest.approx(0.5)
+async def test_an_hour_of_unused_rate_is_worth_a_moment() -> None:
+    gate, loop = Gate(), asyncio.get_running_loop()
+    gate.set_rate(100_000.0)
+    await asyncio.sleep(3600.0)
+    began = loop.time()
+    for passed_at in (0.0, 0.4):
+        await gate.pass_through(50_000)
+        assert loop.time() - began == pytest.approx(passed_at)
 
 
 async def test_a_closed_protocol_begins_no_stream_either_way_and_the_rest_goes_on() -> None:

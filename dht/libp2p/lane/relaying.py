@@ -109,7 +109,7 @@ class Relay:
     @property
     def rate(self) -> float | None:
         """Bytes per second that it passes on; ``None``: it does not relay."""
-        return self._gate.bucket.rate if self._is_on else None
+        return self._gate.rate if self._is_on else None
 
     def set_rate(self, rate: float | None) -> None:
         """Change the rate at once. Without one, every circuit is closed."""

@@ -273,13 +273,13 @@ def test_a_running_peer_reads_changed_limits_and_keeps_the_old_if_they_are_inval
     assert asyncio.run(look()) is None
     write_limits(tmp_path, Limits(paused=True, up_bytes_s=250_000))
     assert asyncio.run(look()) is not None
-    assert guest.up.bucket.rate == 250_000
-    assert guest.down.bucket.rate is None
+    assert guest.up.rate == 250_000
+    assert guest.down.rate is None
     (tmp_path / "limits.json").write_text("nonsense")
     assert asyncio.run(look()) is not None
     write_limits(tmp_path, Limits())
     assert asyncio.run(look()) is None
-    assert guest.up.bucket.rate is None
+    assert guest.up.rate is None
 
 
 def test_what_a_peer_shows_as_sent_and_received_is_what_its_volume_counts(tmp_path: Path) -> None:
