@@ -76,9 +76,6 @@ class MemoryStream:
         """The message that is sent at this moment."""
         self._outgoing_bytes = 0
         self._receiver: asyncio.Future[bool] | None = None
-        self._silent_at = 0.0
-        """Time at which the receiver gives up."""
-        self._silence: asyncio.TimerHandle | None = None
         self._sender: asyncio.Future[bool] | None = None
         self._finisher: asyncio.Future[bool] | None = None
 
@@ -161,7 +158,7 @@ class MemoryStream:
             assert self._receiver is None, "two tasks receive from one stream"
             self._receiver = asyncio.get_running_loop().create_future()
             try:
-                await self._wait_to_receive(self._receiver, timeout_s)
+                await self._wait(self._receiver, timeout_s, "receiving")
             finally:
                 self._receiver = None
         if self._aborted:
@@ -241,9 +238,6 @@ class MemoryStream:
             self._over()
 
     def _over(self) -> None:
-        if self._silence is not None:
-            self._silence.cancel()
-            self._silence = None
         callbacks, self.on_over = self.on_over, []
         for callback in callbacks:
             callback()
@@ -258,29 +252,6 @@ class MemoryStream:
             timer.cancel()
         if not came:
             raise self._break(f"{what}: silence for {timeout_s:g} s")
-
-    async def _wait_to_receive(self, future: asyncio.Future[bool], timeout_s: float) -> None:
-        """``_wait`` with one timer for many frames: a timer that comes early is set again."""
-        loop = asyncio.get_running_loop()
-        timeout_s *= self._weight
-        self._silent_at = loop.time() + timeout_s
-        if self._silence is not None and self._silence.when() > self._silent_at:
-            self._silence.cancel()
-            self._silence = None
-        if self._silence is None:
-            self._silence = loop.call_at(self._silent_at, self._hear_silence)
-        if not await future:
-            raise self._break(f"receiving: silence for {timeout_s:g} s")
-
-    def _hear_silence(self) -> None:
-        self._silence = None
-        if self._receiver is None:
-            return
-        loop = asyncio.get_running_loop()
-        if loop.time() < self._silent_at:
-            self._silence = loop.call_at(self._silent_at, self._hear_silence)
-        else:
-            _settle(self._receiver, False)
 
     def _break(self, reason: str) -> StreamBroken:
         self._drop(reason)
