@@ -53,19 +53,6 @@ class Terms:
     listed: frozenset[PeerId] = frozenset()
 
 
-@dataclass(frozen=True, slots=True)
-class Taken:
-    """A directive that is news: it is in force now, and to be passed on."""
-
-    directive: Directive
-    signer: PeerId
-
-
-@dataclass(frozen=True, slots=True)
-class Known:
-    """The very directive that is in force already."""
-
-
 class Admission:
     """One peer's knowledge about who may take part. ``now`` is always the own Unix time."""
 
@@ -175,8 +162,10 @@ class Admission:
 
     # --- directives -----------------------------------------------------------------------------
 
-    def take(self, data: bytes, *, now: float) -> Taken | Known | Refused:
-        """Take a directive from anywhere. A lower number than the last one's is refused."""
+    def take(self, data: bytes, *, now: float) -> Directive | Refused | None:
+        """Take a directive from anywhere. It is returned if it is news: in force now, and to be
+        passed on. A lower number than the last one's is refused.
+        """
         owner = self.terms.owner
         if owner is None:
             return Refused("the run has no owner")
@@ -186,7 +175,7 @@ class Admission:
         signer = signer_of(directive, owner)
         known = self._directives.get(signer)
         if known == directive:
-            return Known()
+            return None
         if known is not None and _order(directive) < _order(known):
             return Refused(
                 f"directive {directive.number} of {signer} does not replace its directive "
@@ -199,7 +188,7 @@ class Admission:
         if known is None and signer != owner and not self._has_room(now):
             return Refused(f"{DELEGATES_MAX} delegates have directives in force already")
         self._directives[signer] = directive
-        return Taken(directive, signer)
+        return directive
 
     def in_force(self, now: float) -> dict[PeerId, Directive]:
         """The last directive of each signer whose word counts now."""

@@ -25,8 +25,8 @@ from dht.host import Host
 from dht.identity import PeerId
 from dht.limits import Rate
 from dht.membership import hello as wire
-from dht.membership.admission import Admission, Taken, banned_names, role_of, told
-from dht.membership.credentials import Refused
+from dht.membership.admission import Admission, banned_names, role_of, told
+from dht.membership.credentials import Refused, signer_of
 from dht.presence.this_peer import CALL_TIMEOUT_S, KeptFile, ThisPeer
 from dht.records import Sealed
 
@@ -156,9 +156,10 @@ class Door:
             verdict = self.admission.take(data, now=self._wall())
             if isinstance(verdict, Refused):
                 refused = verdict.reason
-            elif isinstance(verdict, Taken):
-                directive, signer = verdict.directive, verdict.signer
-                delegation = directive.delegation
+            elif verdict is not None:
+                directive, delegation = verdict, verdict.delegation
+                assert self.admission.terms.owner is not None, "its directive was believed"
+                signer = signer_of(directive, self.admission.terms.owner)
                 self._news.set()
                 self._remove_refused()
                 self._this.events.tell(
