@@ -20,6 +20,8 @@ from averaging.errors import SubnormalsFlushed
 
 Float32s: TypeAlias = NDArray[np.float32]
 """A flat fp32 vector: a fragment, or a range of one."""
+Float32Rows: TypeAlias = NDArray[np.float32]
+"""A contiguous fp32 matrix, whose rows are units or vectors."""
 Float64s: TypeAlias = NDArray[np.float64]
 Bytes: TypeAlias = NDArray[np.uint8]
 Buffer: TypeAlias = bytes | bytearray | memoryview
@@ -28,6 +30,9 @@ Buffer: TypeAlias = bytes | bytearray | memoryview
 
 SUM_TILE = 1 << 15
 """Values squared at a time: few enough for the cache. The bits of a sum depend on it."""
+
+WORK_VALUES = 4 * SUM_TILE
+"""Values of several rows squared at a time, where rows are short."""
 
 
 LINE_BYTES = 64
@@ -68,66 +73,63 @@ class arithmetic:  # noqa: N801 # used like a function
         self._before.__exit__(kind, error, trace)
 
 
-def squared_norm(values: Float32s, work: Float64s | None = None) -> float:
-    """Return the sum of squares in float64, with the same bits on every machine.
+def squared_norms(rows: Float32Rows, work: Float64s, totals: Float64s) -> None:
+    """Set ``totals`` to the sum of squares of each row in float64, the same bits on every machine.
 
-    Each tile is folded in halves (elementwise additions only), and tiles are added from the first
-    to the last. ``work``, of ``SUM_TILE`` values, saves an allocation.
+    Each tile of a row is folded in halves (elementwise additions only), and tiles are added from
+    the first to the last. ``work``: memory for ``WORK_VALUES`` values.
     """
-    if work is None:
-        work = np.empty(min(SUM_TILE, max(1, values.size)), np.float64)
-    total = 0.0
-    for start in range(0, values.size, SUM_TILE):
-        total += _sum_of_squares(values[start : start + SUM_TILE], work)
-    return total
+    totals.fill(0.0)
+    for start in range(0, rows.shape[1], SUM_TILE):
+        tiles = rows[:, start : start + SUM_TILE]
+        together = WORK_VALUES // tiles.shape[1]
+        for first in range(0, len(tiles), together):
+            some = slice(first, first + together)
+            terms = work[: tiles[some].size].reshape(-1, tiles.shape[1])
+            np.copyto(terms, tiles[some])
+            np.multiply(terms, terms, out=terms)
+            totals[some] += _folded(terms)
 
 
-def sum_of_squares(tile: Float32s, work: Float64s) -> float:
-    """Return ``squared_norm`` of up to ``SUM_TILE`` values."""
-    squares = work[: tile.size]
-    np.copyto(squares, tile)
-    np.multiply(squares, squares, out=squares)
-    return _fold(squares)
-
-
-_sum_of_squares: Callable[[Float32s, Float64s], float] = sum_of_squares
-
-
-def sum_squares_with(function: Callable[[Float32s, Float64s], float]) -> None:
-    """Use another function with the bits of ``sum_of_squares`` in its place."""
-    global _sum_of_squares  # noqa: PLW0603
-    _sum_of_squares = function
-
-
-def norm(values: Float32s, work: Float64s | None = None) -> float:
-    """Return the Euclidean norm: the square root of ``squared_norm``, correctly rounded."""
-    return math.sqrt(squared_norm(values, work))
-
-
-def squared_norms(rows: Float32s) -> Float64s:
-    """Return ``squared_norm`` of each row of a matrix. Rows are no longer than ``SUM_TILE``."""
-    assert rows.shape[1] <= SUM_TILE
-    terms = np.square(rows, dtype=np.float64)
+def _folded(terms: NDArray[np.float64]) -> Float64s:
+    """Return the sum of each row of ``terms``, added in halves until one value is left."""
     count = terms.shape[1]
     while count > 1:
         lower = (count + 1) // 2
-        folded = terms[:, : count - lower]
-        np.add(folded, terms[:, lower:count], out=folded)
+        upper = terms[:, : count - lower]
+        np.add(upper, terms[:, lower:count], out=upper)
         count = lower
-    norms: Float64s = terms[:, 0] if terms.shape[1] else np.zeros(len(terms))
-    return norms
+    sums: Float64s = terms[:, 0]
+    return sums
 
 
-def _fold(terms: Float64s) -> float:
-    """Return the sum of ``terms``, added in halves until one value is left."""
-    count = terms.size
-    if not count:
-        return 0.0
-    while count > 1:
-        lower = (count + 1) // 2
-        np.add(terms[: count - lower], terms[lower:count], out=terms[: count - lower])
-        count = lower
-    return float(terms[0])
+SquaredNorms: TypeAlias = Callable[[Float32Rows, Float64s, Float64s], None]
+_squared_norms: SquaredNorms = squared_norms
+
+
+def take_squared_norms(function: SquaredNorms) -> None:
+    """Use another function with the bits of ``squared_norms`` in its place."""
+    global _squared_norms  # noqa: PLW0603
+    _squared_norms = function
+
+
+def norms(rows: Float32Rows, work: Float64s) -> Float64s:
+    """Return the Euclidean norm of each row: the square root of its squared norm, rounded."""
+    totals = np.empty(len(rows))
+    _squared_norms(rows, work, totals)
+    return np.sqrt(totals)
+
+
+def norm(values: Float32s) -> float:
+    """Return the Euclidean norm of one vector."""
+    return math.sqrt(squared_norm(values))
+
+
+def squared_norm(values: Float32s) -> float:
+    """Return the ``squared_norms`` of one vector."""
+    totals = np.empty(1)
+    _squared_norms(values.reshape(1, -1), np.empty(WORK_VALUES), totals)
+    return float(totals[0])
 
 
 def check_subnormals() -> None:

@@ -24,7 +24,7 @@ import numpy as np
 
 from averaging.errors import BadPayload, NotFinite
 from averaging.numbers.arrays import (
-    SUM_TILE,
+    WORK_VALUES,
     Buffer,
     Bytes,
     Float32s,
@@ -53,13 +53,13 @@ _ZERO = np.float32(0)
 
 
 class Scratch:
-    """Buffers of one thread: about 4.5 MB, plus a few units if a merge rule asks for them."""
+    """Buffers of one thread: about 5 MB, plus a few units if a merge rule asks for them."""
 
     def __init__(self) -> None:
         self.first: Float32s = aligned(4 * TILE).view(np.float32)
         self.second: Float32s = aligned(4 * TILE).view(np.float32)
         self.bytes = aligned(TILE).view(np.int8)
-        self.sums: Float64s = np.empty(SUM_TILE, np.float64)
+        self.sums: Float64s = np.empty(WORK_VALUES, np.float64)
         self._vectors: dict[int, Float32s] = {}
 
     def vector(self, index: int, size: int) -> Float32s:

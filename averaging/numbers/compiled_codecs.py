@@ -17,12 +17,14 @@ from numpy.typing import NDArray
 from averaging.errors import CodecsDiffer, NotFinite
 from averaging.numbers import kernels
 from averaging.numbers.arrays import (
+    WORK_VALUES,
     Buffer,
     Bytes,
+    Float32Rows,
     Float32s,
     Float64s,
-    sum_of_squares,
-    sum_squares_with,
+    squared_norms,
+    take_squared_norms,
 )
 from averaging.numbers.codec import Addends, Codec, Scratch, checked_bytes, require_size
 from averaging.numbers.codecs import Float16, Int2, Int4, Int8, replace
@@ -162,17 +164,17 @@ PAIRS: tuple[tuple[Codec, _Compiled], ...] = (
 
 
 def take() -> None:
-    """Put the compiled codecs, and the sum of squares of norms, in the place of numpy's."""
+    """Put the compiled codecs, and the one of squared norms, in the place of numpy's."""
     for _, codec in PAIRS:
         replace(codec)
-    sum_squares_with(kernels.sum_of_squares)
+    take_squared_norms(kernels.squared_norms)
 
 
 def give_back() -> None:
     """Undo ``take``."""
     for codec, _ in PAIRS:
         replace(codec)
-    sum_squares_with(sum_of_squares)
+    take_squared_norms(squared_norms)
 
 
 def check() -> None:
@@ -190,16 +192,16 @@ def check() -> None:
     for size in (1.0, 1e-42, 1e-20, 1e37):
         for pair in PAIRS:
             compare(pair, values * np.float32(size), sizes, (0.3, 0.6), Nesterov(0.7, 0.9))
-        compare_sums(values[0] * np.float32(size))
+        compare_sums(values * np.float32(size))
 
 
-def compare_sums(values: Float32s) -> None:
-    """Raise ``CodecsDiffer`` unless squares of the first values have the same sum as in numpy."""
-    work = np.empty(values.size, np.float64)
-    for count in (0, 1, 2, 3, values.size):
-        tile = values[:count]
-        if sum_of_squares(tile, work) != kernels.sum_of_squares(tile, work):
-            raise CodecsDiffer("f32", f"the squared norm of {count} values")
+def compare_sums(rows: Float32Rows) -> None:
+    """Raise ``CodecsDiffer`` unless the rows have the same squared norms as in numpy."""
+    work, first, second = np.empty(WORK_VALUES), np.empty(len(rows)), np.empty(len(rows))
+    squared_norms(rows, work, first)
+    kernels.squared_norms(rows, work, second)
+    if first.tobytes() != second.tobytes():
+        raise CodecsDiffer("f32", f"the squared norms of rows of {rows.shape[1]} values")
 
 
 def compare(

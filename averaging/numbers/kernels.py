@@ -22,6 +22,7 @@ from llvmlite import ir
 from numba import carray, njit, types
 from numba.extending import intrinsic
 
+from averaging.numbers.arrays import SUM_TILE
 from averaging.numbers.codec import FLOAT_MAX, PEAK_MIN
 from averaging.numbers.codecs import SCALE_MAX, UNITS_LAST, Float16, Int4, Int8
 from averaging.numbers.tiles import BLOCK
@@ -58,6 +59,7 @@ _ONES = np.uint64(0x0101010101010101)
 
 _tiles = types.Array(types.int64, 2, "C", readonly=True)
 _given = types.Array(types.float32, 1, "C", readonly=True)
+_rows = types.Array(types.float32, 2, "C", readonly=True)
 _payload = types.Array(types.uint8, 1, "C", readonly=True)
 _addresses = types.Array(types.uint64, 1, "C", readonly=True)
 _two_codecs = types.UniTuple(types.int64, 2)
@@ -377,19 +379,25 @@ def step(codec, tiles, data, theta, momentum, eta, mu, out):
     return 0
 
 
-@_kernel(_given, _work, returns=types.float64)
-def sum_of_squares(tile, work):
-    """Do what ``averaging.numbers.arrays.sum_of_squares`` does, in the same order."""
-    count = (tile.size + 1) // 2
-    upper = tile[count:]
-    for i in range(upper.size):
-        work[i] = _F64(tile[i]) * _F64(tile[i]) + _F64(upper[i]) * _F64(upper[i])
-    if upper.size < count:
-        work[count - 1] = _F64(tile[count - 1]) * _F64(tile[count - 1])
-    while count > 1:
-        half = (count + 1) // 2
-        more = work[half:count]
-        for i in range(more.size):
-            work[i] = work[i] + more[i]
-        count = half
-    return work[0] if tile.size else 0.0
+@_kernel(_rows, _work, _work)
+def squared_norms(rows, work, totals):
+    """Do what ``averaging.numbers.arrays.squared_norms`` does, in the same order."""
+    for row in range(len(rows)):
+        total = 0.0
+        for start in range(0, rows.shape[1], SUM_TILE):
+            tile = rows[row, start : start + SUM_TILE]
+            count = (tile.size + 1) // 2
+            upper = tile[count:]
+            for i in range(upper.size):
+                work[i] = _F64(tile[i]) * _F64(tile[i]) + _F64(upper[i]) * _F64(upper[i])
+            if upper.size < count:
+                work[count - 1] = _F64(tile[count - 1]) * _F64(tile[count - 1])
+            while count > 1:
+                half = (count + 1) // 2
+                more = work[half:count]
+                for i in range(more.size):
+                    work[i] = work[i] + more[i]
+                count = half
+            total += work[0]
+        totals[row] = total
+    return 0

@@ -2,9 +2,9 @@
 
 A merge is a pure function of the encoded contributions, their order and their weights, so a
 successor of a dead reducer computes the same bytes. A weighted mean goes tile by tile through the
-processor's cache. Other rules go unit by unit and decode as they add, so beside the encoded
-contributions they hold one unit in fp32 (4 MB at most), CenteredClip three; and small units of all
-contributors (another 4 MB), which are decoded once.
+processor's cache. Other rules go unit by unit, so beside the encoded contributions they hold one
+unit in fp32 (4 MB at most), CenteredClip four; and small units of all contributors (another 4 MB),
+which are decoded once.
 
 A rule is a class with ``merge``, which fills in one unit; ``register`` gives it a name that run
 files can use.
@@ -12,7 +12,6 @@ files can use.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
@@ -24,12 +23,11 @@ from averaging.errors import NotFinite
 from averaging.numbers.arrays import (
     SUM_TILE,
     Buffer,
+    Float32Rows,
     Float32s,
     Float64s,
     arithmetic,
-    norm,
-    squared_norm,
-    squared_norms,
+    norms,
 )
 from averaging.numbers.codec import Addends, Codec, Scratch
 from averaging.numbers.layout import Kind
@@ -42,11 +40,6 @@ DIRECTION_MIN = 1e-6
 """A mean of unit vectors shorter than this has no direction."""
 
 
-NORM_TILE = 1 << 17
-"""Values whose squares are added up before they are added to the sum. The bits of the sum depend on
-it; it is a constant of its own so that a codec's tiles may change.
-"""
-
 BATCH_VALUES = 1 << 18
 """Values in a batch of small units that are only added."""
 
@@ -57,13 +50,16 @@ KEPT_VALUES = 1 << 20
 """Values of all contributions to a batch that are decoded once: a rule may need them seven times.
 """
 
+TOGETHER_VALUES = 1 << 17
+"""Values of several contributions that are worked on together, in the cache."""
+
 
 @dataclass(frozen=True, slots=True)
 class Contributions:
     """One unit, as each contributor sent it, in the order of the roster.
 
     A rule that is a ``MergesMany`` may get several small units of one size and kind. For those it
-    uses ``norms_of_units`` and ``lengths``, and gives ``sum`` weights with an entry per unit.
+    uses ``norms`` and ``lengths``, and gives ``sum`` weights with an entry per unit.
     """
 
     kind: Kind
@@ -72,7 +68,7 @@ class Contributions:
     codec: Codec
     payloads: tuple[memoryview, ...]
     scratch: Scratch
-    _decoded: dict[int, Float32s] = field(default_factory=dict)
+    _decoded: set[int] = field(default_factory=set)
 
     def __len__(self) -> int:
         return len(self.payloads)
@@ -86,9 +82,9 @@ class Contributions:
         """Number of units."""
         return len(self.sizes)
 
-    def rows(self, vector: Float32s) -> Float32s:
-        """Return a vector of all units as a matrix with one row per unit."""
-        matrix: Float32s = vector.reshape(self.count, self.sizes[0])
+    def rows(self, vector: Float32s) -> Float32Rows:
+        """Return a vector of all units, or several of them, as a matrix with one row per unit."""
+        matrix: Float32Rows = vector.reshape(-1, self.sizes[0])
         return matrix
 
     def add(self, index: int, weight: float | Float64s, accumulator: Float32s) -> None:
@@ -99,51 +95,50 @@ class Contributions:
     def decode(self, index: int, out: Float32s) -> None:
         self.codec.decode(self.payloads[index], self.sizes, out, self.scratch)
 
-    def values(self, index: int, spare: Float32s) -> Float32s:
-        """Return a contribution's values, which nobody changes. They are in ``spare`` if there are
-        too many to be kept."""
-        if (kept := self._decoded.get(index)) is not None:
-            return kept
+    def values(self) -> Iterator[tuple[slice, Float32Rows]]:
+        """Yield the values of contributions, a few at a time, and which they are.
+
+        Nobody changes them, and they are valid until the next ones are requested.
+        """
+        together = max(1, TOGETHER_VALUES // self.size)
         keeps = len(self) * self.size <= KEPT_VALUES
-        values = self.spare(_SPARES + index) if keeps else spare
-        self.decode(index, values)
-        if keeps:
-            self._decoded[index] = values
-        return values
+        held = self.matrix(_VALUES, len(self) if keeps else together)
+        for first in range(0, len(self), together):
+            part = slice(first, min(first + together, len(self)))
+            some = held[part] if keeps else held[: part.stop - first]
+            if not (keeps and first in self._decoded):
+                for index, vector in enumerate(some, first):
+                    self.decode(index, vector)
+                self._decoded.add(first)
+            yield part, some
 
-    def norms(self) -> list[float]:
-        """Return the Euclidean norm of each contribution to a single unit."""
-        return [
-            math.sqrt(squared_norm_encoded(self.codec, payload, self.sizes, self.scratch))
-            for payload in self.payloads
-        ]
+    def matrix(self, index: int, rows: int) -> Float32Rows:
+        """Return work memory for so many vectors of all units."""
+        made: Float32Rows = self.scratch.vector(index, rows * self.size).reshape(rows, -1)
+        return made
 
-    def norms_of_units(self) -> list[Float64s]:
-        """Return, for each contributor, the Euclidean norms of its units."""
-        if self.count == 1:
-            return [np.array([norm]) for norm in self.norms()]
-        decoded = self.scratch.vector(0, self.size)
-        return [self.lengths(self.values(index, decoded)) for index in range(len(self))]
+    def norms(self) -> Float64s:
+        """Return the Euclidean norms: a row for each contributor, a column for each unit."""
+        return np.concatenate([self.lengths(values) for _, values in self.values()])
 
-    def lengths(self, vector: Float32s) -> Float64s:
-        """Return the Euclidean norms of the units in a vector."""
-        if self.count == 1:
-            return np.array([norm(vector, self.scratch.sums)])
-        return np.sqrt(squared_norms(self.rows(vector)))
+    def lengths(self, vectors: Float32Rows) -> Float64s:
+        """Return the Euclidean norms of the units in vectors: a row for each vector."""
+        found: Float64s = norms(self.rows(vectors), self.scratch.sums).reshape(-1, self.count)
+        return found
 
-    def sum(self, weights: Sequence[float | Float64s], accumulator: Float32s) -> None:
+    def sum(self, weights: Sequence[float] | Float64s, accumulator: Float32s) -> None:
         """Set the accumulator to the weighted sum, added in order from zero."""
         accumulator.fill(0)
         for index, weight in enumerate(weights):
             self.add(index, weight, accumulator)
 
-    def spare(self, index: int) -> Float32s:
-        """Return a work vector for one unit, other than the accumulator. A rule has the first
-        ``_SPARES``; the others keep values that are decoded once."""
-        return self.scratch.vector(2 + index, self.size)
+    def spare(self) -> Float32s:
+        """Return a work vector for all units, other than the accumulator."""
+        return self.scratch.vector(_SPARE, self.size)
 
 
-_SPARES = 2
+_MERGED, _SPARE, _VALUES, _AWAY = range(1, 5)
+"""Vectors of a thread's scratch memory."""
 
 
 class MergeRule(Protocol):
@@ -233,7 +228,7 @@ def merge_encoded(
                 coder.encode_sum(codec, added, batch, target[start:stop], scratch, rest=left)
             else:
                 unit = Contributions(kinds[first], batch, tuple(weights), codec, encoded, scratch)
-                merged = scratch.vector(1, unit.size) if left is None else left
+                merged = scratch.vector(_MERGED, unit.size) if left is None else left
                 with arithmetic():
                     rule.merge(unit, merged)
                 coder.encode(merged, batch, target[start:stop], scratch)
@@ -273,28 +268,12 @@ def _batches(
 
 def _is_small(size: int) -> bool:
     """Return whether one tile holds a unit: norms of many such units are taken at once."""
-    return 0 < size <= BLOCK or (0 < size <= SUM_TILE and size % BLOCK == 0)
+    return size <= BLOCK or (size <= SUM_TILE and size % BLOCK == 0)
 
 
-def squared_norm_encoded(
-    codec: Codec, payload: Buffer, sizes: Sequence[int], scratch: Scratch
-) -> float:
-    """Return the sum of squares of a contribution to a slice, holding one tile at a time.
-
-    It is a pure function of the bytes and of the units they are given with, in float64. The sums of
-    all slices add up to that of the fragment.
-    """
-    total = 0.0
-    with arithmetic():
-        for _, values in codec.pieces(payload, sizes, 1.0, scratch):
-            for start in range(0, values.size, NORM_TILE):
-                total += squared_norm(values[start : start + NORM_TILE], scratch.sums)
-    return total
-
-
-def medians(values: Sequence[Float64s]) -> Float64s:
-    """Return the median at each place; of an even number, the mean of the middle two."""
-    ordered = np.sort(np.stack(values), axis=0)
+def medians(values: Float64s) -> Float64s:
+    """Return the median of each column; of an even number of rows, the mean of the middle two."""
+    ordered = np.sort(values, axis=0)
     middle = len(ordered) // 2
     middles: Float64s = ordered[middle]
     if not len(ordered) % 2:
@@ -331,22 +310,19 @@ class RadialDirectional(MergesMany):
         return kind != "matrix"
 
     def merge(self, unit: Contributions, accumulator: Float32s) -> None:
-        if unit.kind != "matrix":
-            unit.sum(unit.weights, accumulator)
-            return
-        norms = unit.norms_of_units()
-        pairs = list(zip(unit.weights, norms, strict=True))
-        unit.sum([_quotient(w, size, size >= NORM_MIN, 0.0) for w, size in pairs], accumulator)
-        lengths = unit.lengths(accumulator)
+        norms = unit.norms()
+        shares = np.array(unit.weights)[:, None]
+        unit.sum(_quotient(shares, norms, norms >= NORM_MIN, 0.0), accumulator)
+        (lengths,) = unit.lengths(accumulator)
         targets = np.zeros(unit.count)
-        for weight, size in pairs:
-            targets += weight * size
+        for weighted in shares * norms:
+            targets += weighted
         has_direction = lengths >= DIRECTION_MIN
         rows = unit.rows(accumulator)
         factors = _quotient(targets, lengths, has_direction, 1.0).astype(np.float32)
         np.multiply(rows, factors[:, None], out=rows)
         if not has_direction.all():
-            plain = unit.spare(0)
+            plain = unit.spare()
             unit.sum(unit.weights, plain)
             rows[~has_direction] = unit.rows(plain)[~has_direction]
 
@@ -366,38 +342,37 @@ class CenteredClip(MergesMany):
         return False
 
     def merge(self, unit: Contributions, accumulator: Float32s) -> None:
-        self._clipped_mean(unit, accumulator)
-        move, away = unit.spare(0), unit.spare(1)
-        rows = unit.rows(away)
+        shares = np.array(unit.weights)[:, None]
+        norms = unit.norms()
+        unit.sum(shares * _clips(norms), accumulator)
+        move = unit.spare()
         for _ in range(self.iterations):
-            distances = []
-            for index in range(len(unit)):
-                self._from_center(unit, index, accumulator, away)
-                distances.append(unit.lengths(away))
-            limits = medians(distances)
+            distances = [unit.lengths(away) for _, away in self._from_center(unit, accumulator)]
+            pulls = (shares * _clips(np.concatenate(distances))).astype(np.float32)
             move.fill(0)
-            for index, (weight, distance) in enumerate(zip(unit.weights, distances, strict=True)):
-                pulls = weight * _quotient(limits, distance, distance > limits, 1.0)
-                self._from_center(unit, index, accumulator, away)
-                np.multiply(rows, pulls.astype(np.float32)[:, None], out=rows)
-                np.add(move, away, out=move)
+            for part, away in self._from_center(unit, accumulator):
+                rows = unit.rows(away)
+                np.multiply(rows, pulls[part].reshape(-1, 1), out=rows)
+                for vector in away:
+                    np.add(move, vector, out=move)
             np.add(accumulator, move, out=accumulator)
 
     @staticmethod
-    def _clipped_mean(unit: Contributions, accumulator: Float32s) -> None:
-        norms = unit.norms_of_units()
-        limits = medians(norms)
-        factors = [_quotient(limits, size, size > limits, 1.0) for size in norms]
-        clipped = [w * f for w, f in zip(unit.weights, factors, strict=True)]
-        unit.sum(clipped, accumulator)
+    def _from_center(unit: Contributions, center: Float32s) -> Iterator[tuple[slice, Float32Rows]]:
+        for part, values in unit.values():
+            away = unit.matrix(_AWAY, len(values))
+            np.subtract(values, center, out=away)
+            yield part, away
 
-    @staticmethod
-    def _from_center(unit: Contributions, index: int, center: Float32s, away: Float32s) -> None:
-        np.subtract(unit.values(index, away), center, out=away)
+
+def _clips(lengths: Float64s) -> Float64s:
+    """Return the factors by which lengths are clipped to the median of their column."""
+    limits = medians(lengths)
+    return _quotient(limits, lengths, lengths > limits, 1.0)
 
 
 def _quotient(
-    above: float | Float64s, below: Float64s, where: NDArray[np.bool_], otherwise: float
+    above: Float64s, below: Float64s, where: NDArray[np.bool_], otherwise: float
 ) -> Float64s:
     """Return above / below at the places in ``where``, and ``otherwise`` elsewhere."""
     quotients = np.full(below.shape, otherwise)

@@ -209,10 +209,11 @@ def test_no_kernel_gets_a_payload_or_a_vector_of_another_length(
             step_encoded(Step(*vectors), codec, data, SIZES, OPTIMIZER, scratch)
 
 
-@pytest.mark.parametrize("count", [0, 1, 2, 3, 5, 1000, 1023, 4097, SUM_TILE - 1, SUM_TILE])
+@pytest.mark.parametrize("count", [0, 1, 2, 3, 5, 1000, 1023, 4097, SUM_TILE, SUM_TILE + 3])
 def test_squares_are_added_in_the_order_of_numpy(count: int) -> None:
-    compare_sums(some_values(1, (SUM_TILE,), 1e10)[0][:count])
-    compare_sums(some_values(1, (SUM_TILE,), 1e-30)[0][:count])
+    for scale in (1e10, 1e-30):
+        rows = some_values(1, (3 * count,), scale)[0].reshape(3, count)
+        compare_sums(rows)
 
 
 def test_a_kernel_with_another_bit_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
