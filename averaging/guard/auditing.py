@@ -19,11 +19,20 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections import OrderedDict
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
+from collections import OrderedDict, defaultdict
+from collections.abc import (
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
+from itertools import accumulate, pairwise
 from typing import Any, TypeVar
 
 import msgspec
@@ -76,7 +85,7 @@ from averaging.live.streams.questions import (
     stream_to,
     tell_busy,
 )
-from averaging.messages import Accused, BadMessage, Digest, Index, Message, unpacked
+from averaging.messages import Accused, BadMessage, Digest, Index, Indices, Message, unpacked
 from averaging.numbers.chunks import Cutting, leads_to, path_to
 from averaging.rules.electors import Electors
 from averaging.rules.reputation import Deed, Ground
@@ -97,6 +106,9 @@ fresh memory costs processor time. They are let go sooner if those of all rounds
 than ``AveragerSettings.uploads_bytes_max``."""
 AUDITS_MAX = 2
 """Audits under way at once."""
+ASKED_BYTES = 4 << 20
+"""Uploads of a piece that all members are asked for at once, of several slices as far as they fit:
+a stream to each member takes as long as merging 16 384 values does."""
 WAITING_MAX = 32
 """Audits that wait for their turn; those drawn beyond it are not made, ..."""
 WAITING_S = 20.0
@@ -137,18 +149,19 @@ class _Request(Struct, frozen=True, array_like=True, forbid_unknown_fields=True,
 
 
 class AskSources(_Request, frozen=True):
-    """The claims in the slice that you have merged, or in your bundle."""
+    """The claims in slices that you have merged, or in those of your bundle: a frame for each."""
 
     round: Digest
-    slice: Index
+    slices: Indices
     merged: bool
 
 
 class AskUpload(_Request, frozen=True):
-    """A piece of the upload that you have sent. ``alone``: of your own contribution to a bundle."""
+    """The piece of this number of the uploads of some slices that you have sent. ``alone``: of your
+    own contribution to a bundle. Answered by their headers and then by the pieces."""
 
     round: Digest
-    slice: Index
+    slices: Indices
     piece: Index
     alone: bool
 
@@ -169,24 +182,48 @@ Request = AskSources | AskUpload | AskReading | AskProof
 REQUESTS: msgspec.msgpack.Decoder[Request] = msgspec.msgpack.Decoder(Request)
 
 
-class _Shown(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """Header ahead of a piece of an upload."""
+class _Header(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """A piece of an upload is shown with its claim, and the path from the piece to its digest."""
 
     claim: Claim
     path: Path
 
 
-_shown = msgspec.msgpack.Decoder(_Shown)
+_headers = msgspec.msgpack.Decoder(tuple[_Header, ...])
 
 
-def read_shown(frame: bytes | memoryview) -> tuple[Claim, bytes]:
-    """Decode the claim and the path ahead of a piece. Raises ``BadMessage``."""
-    shown = unpacked(frame, _shown, "the claim about an upload", max_bytes=HEAD_MAX_BYTES)
-    return shown.claim, shown.path
+def read_headers(frame: bytes | memoryview) -> tuple[_Header, ...]:
+    """Decode the headers ahead of pieces of uploads. Raises ``BadMessage``."""
+    return unpacked(frame, _headers, "claims about uploads", max_bytes=HEAD_MAX_BYTES)
 
 
 def audit_protocol(run: RunId) -> str:
     return f"shoal/{run}/audit/1"
+
+
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """A piece of an upload, as its sender shows it."""
+
+    claim: Claim
+    path: Path
+    data: memoryview
+
+
+@dataclass(slots=True, eq=False)
+class _Case:
+    """A piece that is audited."""
+
+    head: FalseMerge
+    """Without the claims of the sources, until they are here, and without the paths to them."""
+    result: memoryview
+    shown: list[Shown] = field(default_factory=list)
+
+    @property
+    def proof(self) -> Proof:
+        paths = (*(each.path for each in self.shown), *self.head.paths)
+        data = b"".join((*(each.data for each in self.shown), self.result))
+        return Proof(msgspec.structs.replace(self.head, paths=paths), data)
 
 
 @dataclass(slots=True, eq=False)
@@ -196,6 +233,16 @@ class _Kept:
     uploads: Uploads
     size: int
     until: float
+
+
+class Differs(NotHere):
+    """A member shows another upload than the one that was merged."""
+
+    def __init__(self, index: int, source: Claim, shown: Claim) -> None:
+        super().__init__("it shows another upload than the one that was merged")
+        self.index = index
+        self.source = source
+        self.shown = shown
 
 
 class TooSlow(TimeoutError):
@@ -311,8 +358,8 @@ class Auditing(Guard):
 
     def _drop_old(self) -> None:
         now = self._around.now()
-        for round_id in [each for each, kept in self._kept.items() if kept.until < now]:
-            del self._kept[round_id]
+        while self._kept and next(iter(self._kept.values())).until < now:
+            self._kept.popitem(last=False)
 
     def _uploads_of(self, round_id: bytes, asker: PeerId) -> Uploads:
         self._drop_old()
@@ -350,12 +397,13 @@ class Auditing(Guard):
 
     async def _answer(self, stream: Stream, request: Request) -> None:
         match request:
-            case AskSources(round_id, index, merged):
+            case AskSources(round_id, indices, merged):
                 evidence = self._uploads_of(round_id, stream.remote).evidence
-                sources = (evidence.sources if merged else evidence.sources_of_own).get(index)
-                if not sources:
+                there = evidence.sources if merged else evidence.sources_of_own
+                if not all(map(there.get, indices)):
                     raise NotHere("that slice was not made here")
-                await self._tell(stream, encode_claims(sources))
+                for index in indices:
+                    await self._tell(stream, encode_claims(there[index]))
             case AskUpload():
                 await self._show(stream, request)
             case AskReading():
@@ -371,20 +419,15 @@ class Auditing(Guard):
 
     async def _show(self, stream: Stream, request: AskUpload) -> None:
         uploads = self._uploads_of(request.round, stream.remote)
-        found = uploads.of(request.slice, alone=request.alone)
-        pieces = uploads.cutting.pieces(request.slice) if found is not None else []
-        if found is None or request.piece >= len(pieces):
-            raise NotHere("that upload is not kept here")
-        data, said, leaves = found
-        place = pieces[request.piece][1]
-        size = place.stop - place.start
+        found = _shown_of(uploads, request.slices, request.piece, alone=request.alone)
+        size = sum(len(each.data) for each in found)
         if uploads.shown[stream.remote] + size > SHOWN_OF_UPLOADS * uploads.size:
             raise NotHere("you were shown as much of this round as an audit needs")
         uploads.shown[stream.remote] += size
         began = self._around.now()
-        path = path_to(request.piece, leaves)
-        await self._tell(stream, msgspec.msgpack.encode(_Shown(said, path)))
-        await self._tell_all(stream, data[place])
+        headers = [_Header(each.claim, each.path) for each in found]
+        await self._tell(stream, msgspec.msgpack.encode(headers))
+        await self._tell_all(stream, memoryview(b"".join(each.data for each in found)))
         self._around.moved(sent=size, since=began)
 
     async def _read_by_me(self, stream: Stream, request: AskReading) -> Reading | None:
@@ -418,101 +461,138 @@ class Auditing(Guard):
         ticket = self._sign(selection.ticket_text(lineage))
         chance = selection.chance(self._rate, len(parts.commit.members) - 1)
         pieces = {index: len(parts.cutting.chunks[index]) for index in others}
-        for index, piece in selection.drawn(ticket, pieces, chance=chance):
-            if self._waiting >= WAITING_MAX:
-                return
-            self._waiting += 1
-            self._around.spawn(self._audit(parts, index, piece), f"audit {parts.round.hex()[:8]}")
+        for piece, indices in selection.drawn(ticket, pieces, chance=chance):
+            for some in self._asked_at_once(parts, indices, piece):
+                if self._waiting >= WAITING_MAX:
+                    return
+                self._waiting += 1
+                work = self._audit(parts, some, piece)
+                self._around.spawn(work, f"audit {parts.round.hex()[:8]}")
 
-    async def _audit(self, parts: Parts, index: int, piece: int) -> None:
+    def _asked_at_once(
+        self, parts: Parts, indices: Sequence[int], piece: int
+    ) -> Iterator[Sequence[int]]:
+        """Divide slices by ``ASKED_BYTES``."""
+        some: list[int] = []
+        size = 0
+        for index in indices:
+            place = parts.cutting.place(index, piece)
+            more = len(parts.commit.members) * (place.stop - place.start)
+            if some and size + more > ASKED_BYTES:
+                yield some
+                some, size = [], 0
+            some.append(index)
+            size += more
+        yield some
+
+    async def _audit(self, parts: Parts, indices: Sequence[int], piece: int) -> None:
         drawn_at = self._around.now()
         try:
             async with self._turn:
                 if self._around.now() - drawn_at > WAITING_S:
                     return
-                await self._audit_merge(parts, index, piece)
+                await self._inquire(parts, [self._merged(parts, at, piece) for at in indices])
                 for delegate in parts.delegates():
-                    await self._audit_bundle(parts, index, piece, delegate)
+                    await self._inquire(parts, await self._bundled(parts, indices, piece, delegate))
         finally:
             self._waiting -= 1
 
-    async def _audit_merge(self, parts: Parts, index: int, piece: int) -> None:
-        leaves = parts.evidence.merged_leaves.get(index, [])
-        result = parts.merged[index].data[parts.cutting.pieces(index, merged=True)[piece][1]]
-        head = FalseMerge(
-            commit=parts.encoded_commit,
-            slice=index,
-            merged=True,
-            claim=parts.evidence.merged[index],
-            sources=(),
-            piece=piece,
-            paths=(path_to(piece, leaves),),
-        )
-        await self._inquire(parts, head, result)
+    def _merged(self, parts: Parts, index: int, piece: int) -> _Case:
+        claim, leaves = parts.evidence.merged[index], parts.evidence.merged_leaves.get(index, [])
+        head = _head(parts, index, claim, piece, path_to(piece, leaves), merged=True)
+        place = parts.cutting.place(index, piece, merged=True)
+        return _Case(head, parts.merged[index].data[place])
 
-    async def _audit_bundle(self, parts: Parts, index: int, piece: int, delegate: int) -> None:
+    async def _bundled(
+        self, parts: Parts, indices: Sequence[int], piece: int, delegate: int
+    ) -> list[_Case]:
         """A delegate's bundle is audited like a merged slice."""
         peer = parts.commit.members[delegate].peer
         try:
-            said, path, data = await self.upload_of(peer, parts, index, piece, alone=False)
+            shown = await self._shown_by(peer, parts, indices, piece, alone=False)
         except (NotHere, *WORLD):
-            return
-        if not said.sources or not parts.evidence.is_signed(index, said, merged=False):
-            return  # it has no riders in it
-        head = FalseMerge(
-            commit=parts.encoded_commit,
-            slice=index,
-            merged=False,
-            claim=said,
-            sources=(),
-            piece=piece,
-            paths=(path,),
-        )
-        await self._inquire(parts, head, data)
+            return []
+        return [
+            _Case(_head(parts, index, each.claim, piece, each.path, merged=False), each.data)
+            for index, each in zip(indices, shown, strict=True)
+            # Without sources it has no riders in it.
+            if each.claim.sources and parts.evidence.is_signed(index, each.claim, merged=False)
+        ]
 
-    async def _inquire(self, parts: Parts, head: FalseMerge, result: memoryview) -> None:
-        """Collect the uploads of one piece, and merge it again. ``head``: without its sources.
+    async def _inquire(self, parts: Parts, cases: Iterable[_Case]) -> None:
+        """Collect the uploads of one piece of some slices, and merge it again.
 
         Anybody who is shown what this finds runs the same code on the same bytes.
         """
-        accused = peer = authors(parts.commit)[head.claim.by]
-        if accused == parts.me or accused in self.convicted:
-            return
-        count, cutting = len(parts.cutting.chunks[head.slice]), parts.cutting
-        differing: tuple[Claim, Claim] | None = None
-        paths: list[bytes] = []
-        pieces: list[memoryview] = []
+        who, by_author = authors(parts.commit), defaultdict[PeerId, list[_Case]](list)
+        for case in cases:
+            by_author[who[case.head.claim.by]].append(case)
+        accused = {
+            peer: some
+            for peer, some in by_author.items()
+            if peer != parts.me and peer not in self.convicted
+        }
+        answers = (
+            self._answers(parts, peer, some, self._add_sources(parts, some, peer))
+            for peer, some in accused.items()
+        )
+        # At once: one that is silent would keep the others from being audited in time.
+        answered = zip(await asyncio.gather(*answers), accused.values(), strict=True)
+        found = [case for is_here, some in answered if is_here for case in some]
+        for entry in sorted({each.by for case in found for each in case.head.sources}):
+            wants = [case for case in found if any(entry == each.by for each in case.head.sources)]
+            if wants:
+                peer = parts.commit.members[entry].peer
+                asked = self._add_uploads(parts, wants, entry)
+                if not await self._answers(parts, peer, wants, asked):
+                    found = [case for case in found if case not in wants]
+        for case in found:
+            await self._try(case.proof, parts.cutting)
+
+    async def _answers(
+        self, parts: Parts, peer: PeerId, cases: Sequence[_Case], asked: Awaitable[None]
+    ) -> bool:
+        """True if a peer shows what these audits need; else it has the blame that is due."""
         try:
-            sources = await self.sources_of(accused, parts, head.slice, merged=head.merged)
-            if not sources or hash_of(sources) != head.claim.sources:
-                raise NotHere("it lists other claims than those that it has signed")
-            head = msgspec.structs.replace(head, sources=sources)
-            if await self._try(Proof(head), cutting):
-                return  # the sources prove it alone
-            for source in sources:
-                peer = parts.commit.members[source.by].peer
-                said, path, data = await self.upload_of(
-                    peer, parts, head.slice, head.piece, alone=not head.merged
-                )
-                if not leads_to(source.made, path, data, index=head.piece, count=count):
-                    differing = source, said
-                    raise NotHere("it shows another upload than the one that was merged")
-                paths.append(path)
-                pieces.append(data)
+            await asked
         except NotHere as error:
-            if await self._try(Proof(head), cutting, in_full=True):
-                return  # the accused has made up what this sender is said to have sent
-            if differing is not None:
-                self.compare(parts, head.slice, *differing)
+            for case in cases:
+                if await self._try(Proof(case.head), parts.cutting, in_full=True):
+                    return False  # the accused has made up what this sender is said to have sent
+            if isinstance(error, Differs):
+                self.compare(parts, error)
             self.strike(peer, str(error), parts)
-            return
         except TooSlow as error:
             self._around.strike(peer, Deed.IS_LATE, str(error), fragment=parts.commit.fragment)
-            return
         except WORLD:
-            return
-        head = msgspec.structs.replace(head, paths=(*paths, *head.paths))
-        await self._try(Proof(head, b"".join((*pieces, result))), cutting)
+            pass
+        else:
+            return True
+        return False
+
+    async def _add_sources(self, parts: Parts, cases: Sequence[_Case], accused: PeerId) -> None:
+        heads = [case.head for case in cases]
+        merged, indices = heads[0].merged, [head.slice for head in heads]
+        claims = await self.sources_of(accused, parts, indices, merged=merged)
+        for case, head, sources in zip(cases, heads, claims, strict=True):
+            if not sources or hash_of(sources) != head.claim.sources:
+                raise NotHere("it lists other claims than those that it has signed")
+            case.head = msgspec.structs.replace(head, sources=sources)
+            senders = [source.by for source in sources]
+            if senders != sorted(set(senders)) or senders[-1] >= len(parts.commit.members):
+                raise NotHere("it lists claims that prove alone what it has done")
+
+    async def _add_uploads(self, parts: Parts, cases: Sequence[_Case], entry: int) -> None:
+        """Add what a member has uploaded."""
+        heads, peer = [case.head for case in cases], parts.commit.members[entry].peer
+        indices, alone = [head.slice for head in heads], not heads[0].merged
+        shown = await self._shown_by(peer, parts, indices, heads[0].piece, alone=alone)
+        for case, head, each in zip(cases, heads, shown, strict=True):
+            source = next(source for source in head.sources if source.by == entry)
+            count = len(parts.cutting.chunks[head.slice])
+            if not leads_to(source.made, each.path, each.data, index=head.piece, count=count):
+                raise Differs(head.slice, source, each.claim)
+            case.shown.append(each)
 
     async def _try(self, proof: Proof, cutting: Cutting, *, in_full: bool = False) -> bool:
         """Judge what is here. ``True``: there is nothing left to ask."""
@@ -533,11 +613,11 @@ class Auditing(Guard):
         scratch = self._around.threads.scratch()
         return check(proof, self._court, scratch, merges_first=merges_first, cutting=cutting)
 
-    def compare(self, parts: Parts, index: int, source: Claim, shown: Claim) -> None:
+    def compare(self, parts: Parts, error: Differs) -> None:
         """A member shows another upload than the one that was merged: perhaps it signed both."""
-        if parts.evidence.is_signed(index, shown, merged=False):
-            self.saw_claim(parts.encoded_commit, index, source, False)
-            self.saw_claim(parts.encoded_commit, index, shown, False)
+        if parts.evidence.is_signed(error.index, error.shown, merged=False):
+            self.saw_claim(parts.encoded_commit, error.index, error.source, False)
+            self.saw_claim(parts.encoded_commit, error.index, error.shown, False)
 
     def strike(self, peer: PeerId, reason: str, parts: Parts) -> None:
         """An audit came to nothing because of this peer, which answers."""
@@ -552,30 +632,24 @@ class Auditing(Guard):
     # Asking
 
     async def sources_of(
-        self, peer: PeerId, parts: Parts, index: int, *, merged: bool
-    ) -> tuple[Claim, ...]:
-        async def ask_once() -> tuple[Claim, ...]:
+        self, peer: PeerId, parts: Parts, indices: Sequence[int], *, merged: bool
+    ) -> list[tuple[Claim, ...]]:
+        async def ask_once() -> list[tuple[Claim, ...]]:
             async with self._timed_stream(peer, parts.commit.upload_s) as (stream, _):
-                frame = await self._answer_of(stream, AskSources(parts.round, index, merged))
-                if len(frame) > CLAIMS_MAX_BYTES:
-                    raise NotHere("it lists too much")
-                return decode_claims(frame)
+                await ask(stream, AskSources(parts.round, tuple(indices), merged))
+                return [_claims_in(await next_data(stream)) for _ in indices]
 
         return await self._asked(ask_once)
 
-    async def upload_of(
-        self, peer: PeerId, parts: Parts, index: int, piece: int, *, alone: bool
-    ) -> tuple[Claim, bytes, memoryview]:
+    async def _shown_by(
+        self, peer: PeerId, parts: Parts, indices: Sequence[int], piece: int, *, alone: bool
+    ) -> list[Shown]:
         if peer == parts.me:
-            place = parts.cutting.pieces(index)[piece][1]
-            own = self._uploads_of(parts.round, peer).of(index, alone=alone)
-            if own is None:
-                raise TimeoutError("the own upload is no longer here")
-            return own[1], path_to(piece, own[2]), own[0][place]
+            return _shown_of(self._uploads_of(parts.round, peer), indices, piece, alone=alone)
 
-        async def ask_once() -> tuple[Claim, bytes, memoryview]:
+        async def ask_once() -> list[Shown]:
             async with self._timed_stream(peer, parts.commit.upload_s) as (stream, _):
-                return await self.shown_on(stream, parts, index, piece, alone=alone)
+                return await self.shown_on(stream, parts, indices, piece, alone=alone)
 
         return await self._asked(ask_once)
 
@@ -595,16 +669,27 @@ class Auditing(Guard):
             raise TooSlow("it was busy, and again when it was asked once more") from error
 
     async def shown_on(
-        self, stream: Stream, parts: Parts, index: int, piece: int, *, alone: bool = False
-    ) -> tuple[Claim, bytes, memoryview]:
-        """Ask for a piece of an upload. Several may be asked for on one stream."""
-        place = parts.cutting.pieces(index)[piece][1]
-        request = AskUpload(parts.round, index, piece, alone)
-        said, path = read_shown(await self._answer_of(stream, request))
-        began = self._around.now()
-        data = await read_exactly(stream, place.stop - place.start)
+        self,
+        stream: Stream,
+        parts: Parts,
+        indices: Sequence[int],
+        piece: int,
+        *,
+        alone: bool = False,
+    ) -> list[Shown]:
+        """Ask for the piece of this number of the uploads of some slices."""
+        await ask(stream, AskUpload(parts.round, tuple(indices), piece, alone))
+        headers = read_headers(await next_data(stream))
+        if len(headers) != len(indices):
+            raise BadMessage(f"{len(headers)} claims about uploads of {len(indices)} slices")
+        places, began = [parts.cutting.place(index, piece) for index in indices], self._around.now()
+        ends = list(accumulate((place.stop - place.start for place in places), initial=0))
+        data = await read_exactly(stream, ends[-1])
         self._around.moved(received=len(data), since=began)
-        return said, path, data
+        return [
+            Shown(header.claim, header.path, data[start:end])
+            for header, (start, end) in zip(headers, pairwise(ends), strict=True)
+        ]
 
     async def reading_of(self, peer: PeerId, parts: Parts, back: int) -> Reading | None:
         """The data of an author's step, ``back`` steps before the last one in its contribution."""
@@ -765,3 +850,35 @@ class Auditing(Guard):
             self.convict(guilty, proof)
         finally:
             self._fetching.pop(peer, None)
+
+
+def _shown_of(uploads: Uploads, indices: Sequence[int], piece: int, *, alone: bool) -> list[Shown]:
+    """A piece of the uploads of some slices. Raises ``NotHere``."""
+    found = []
+    for index in indices:
+        upload = uploads.of(index, alone=alone)
+        if upload is None or piece >= len(uploads.cutting.chunks[index]):
+            raise NotHere("that upload is not kept here")
+        data, said, leaves = upload
+        found.append(Shown(said, path_to(piece, leaves), data[uploads.cutting.place(index, piece)]))
+    return found
+
+
+def _claims_in(frame: memoryview) -> tuple[Claim, ...]:
+    if len(frame) > CLAIMS_MAX_BYTES:
+        raise NotHere("it lists too much")
+    return decode_claims(bytes(frame))
+
+
+def _head(
+    parts: Parts, index: int, claim: Claim, piece: int, path: Path, *, merged: bool
+) -> FalseMerge:
+    return FalseMerge(
+        commit=parts.encoded_commit,
+        slice=index,
+        merged=merged,
+        claim=claim,
+        sources=(),
+        piece=piece,
+        paths=(path,),
+    )

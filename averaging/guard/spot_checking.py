@@ -20,7 +20,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from averaging.guard.auditing import Auditing
+from averaging.guard.auditing import Auditing, Differs
 from averaging.guard.rules.spot_checks import SpotChecks, expected
 from averaging.history.claims import Claim, authors, hash_of
 from averaging.history.readings import Reading
@@ -269,12 +269,14 @@ class SpotChecking:
         after = await self._around.threads.run(before.copy)
         async with self._audits.stream(author) as stream:
             for index, source in enumerate(sources):
-                pieces = parts.cutting.pieces(index)
-                for number, (chunk, _) in enumerate(pieces):
-                    said, path, data = await self._audits.shown_on(stream, parts, index, number)
-                    if not leads_to(source.made, path, data, index=number, count=len(pieces)):
-                        self._audits.compare(parts, index, source, said)
-                        raise NotHere("it shows another upload than the one that was merged")
+                pieces = parts.cutting.chunks[index]
+                for number, chunk in enumerate(pieces):
+                    (each,) = await self._audits.shown_on(stream, parts, [index], number)
+                    data = each.data
+                    if not leads_to(source.made, each.path, data, index=number, count=len(pieces)):
+                        error = Differs(index, source, each.claim)
+                        self._audits.compare(parts, error)
+                        raise error
                     await self._around.threads.run(self._add, parts, chunk, before, after, data)
         return after
 
@@ -288,7 +290,7 @@ class SpotChecking:
             sources = parts.evidence.sources[index]
         else:
             try:
-                sources = await self._audits.sources_of(reducer, parts, index, merged=True)
+                (sources,) = await self._audits.sources_of(reducer, parts, [index], merged=True)
                 if hash_of(sources) != merged.sources:
                     raise NotHere("it lists other claims than those that it has signed")
             except NotHere as error:

@@ -22,7 +22,7 @@ from averaging.guard.auditing import (
     AskReading,
     AskSources,
     AskUpload,
-    read_shown,
+    read_headers,
 )
 from averaging.guard.rules import proofs
 from averaging.guard.rules.proofs import BadProof, Proof, decode_head, encode_head, size_of_data
@@ -403,8 +403,8 @@ TARGETS: dict[str, Target] = {
         [
             msgspec.msgpack.encode(each)
             for each in (
-                AskSources(bytes(32), 1, True),
-                AskUpload(bytes(32), 1, 2, False),
+                AskSources(bytes(32), (1, 2), True),
+                AskUpload(bytes(32), (1, 3), 2, False),
                 AskReading(bytes(32), 5),
                 AskProof(bytes(32)),
             )
@@ -416,7 +416,7 @@ TARGETS: dict[str, Target] = {
         [Reading({"0/visit": 3}, 8, bytes(32)), None], encode_reading, decode_reading, BadMessage
     ),
     "shown_upload": Target(
-        [msgspec.msgpack.encode((CLAIMS[0], bytes(64)))], read_shown, BadMessage
+        [msgspec.msgpack.encode([(CLAIMS[0], bytes(64))])], read_headers, BadMessage
     ),
     "fetch_request": Target(
         [

@@ -1,6 +1,7 @@
 """The pieces of a round that a member audits: nobody else can know them beforehand.
 
-A member draws each piece of each merged slice that it did not make itself, by a hash of its own
+A member draws pieces by their number in a slice, and audits those with this number in all slices
+that it did not make itself: it asks each member once for all of them. It draws by a hash of its own
 signature under the new lineage. The lineage hashes the commit, the seal and the merged slices, so
 it is known only when all of them are sent; and nobody but the member can compute the signature. A
 draw by the round's certificate alone would be known to the reducers before they answer: a liar
@@ -39,16 +40,18 @@ def chance(rate: float, auditors: int) -> float:
     return rate / max(1, auditors)
 
 
-def drawn(ticket: bytes, pieces: Mapping[int, int], *, chance: float) -> list[tuple[int, int]]:
-    """Return the pieces, as (slice, piece), that the owner of a ticket audits.
+def drawn(
+    ticket: bytes, pieces: Mapping[int, int], *, chance: float
+) -> list[tuple[int, tuple[int, ...]]]:
+    """Return the numbers of the pieces that the owner of a ticket audits, and in which slices.
 
-    ``ticket``: its signature under ``ticket_text``. ``pieces``: the number of pieces by slice.
+    ``ticket``: its signature under ``ticket_text``. ``pieces``: how many each slice has.
     """
     found = []
-    for slice_index, count in sorted(pieces.items()):
-        for piece in range(count):
-            hasher = blake3.blake3(ticket)
-            hasher.update(slice_index.to_bytes(4, "big") + piece.to_bytes(4, "big"))
-            if int.from_bytes(hasher.digest(8), "big") < chance * _SCALE:
-                found.append((slice_index, piece))
+    for piece in range(max(pieces.values(), default=0)):
+        number = blake3.blake3(ticket + piece.to_bytes(4, "big")).digest(8)
+        if int.from_bytes(number, "big") < chance * _SCALE:
+            found.append(
+                (piece, tuple(sorted(at for at, count in pieces.items() if count > piece)))
+            )
     return found
