@@ -35,6 +35,7 @@ from averaging.live.streams.threads import Threads
 from averaging.messages import COUNT_MAX, MESSAGES_SINCE, Message, encode
 from averaging.round.interface import inputs
 from averaging.rules.due import Spacing
+from averaging.rules.electors import RequiredWork
 from averaging.rules.reputation import Deed, Ground
 from dht.host import Messaging
 from dht.identity import PeerId
@@ -122,7 +123,7 @@ class Services(ABC):
         self._ended = False
         """The tasks are being cancelled: callbacks scheduled before begin nothing any more."""
         self._waiting: list[asyncio.Future[None]] = []
-        self._required: tuple[float, Any] = (-math.inf, None)
+        self._required = -math.inf, RequiredWork(0.0, 0.0)
         """The work that establishes a peer, and when that was found."""
         self._encoded: tuple[Message | None, int, bytes] = (None, OLDEST, b"")
         """The last message, and its bytes: most are said to many peers in turn."""

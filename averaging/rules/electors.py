@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from typing import Any, Final
+from dataclasses import dataclass
+from typing import Final
 
 from averaging.messages import Commit
 from averaging.rules.reputation import Reputation
@@ -22,6 +23,24 @@ SEEN_MAX: Final = 4096
 SLACK: Final = 0.5
 """Share of what a peer asks for itself that it accepts of a voter, or leader, that another names.
 """
+
+
+@dataclass(frozen=True, slots=True)
+class RequiredWork:
+    """Work that is enough at this moment, given the live peers."""
+
+    rounds: float
+    seconds: float
+    tokens: float = 0.0
+    """Tokens in the state that this peer began with which are enough; 0: none are."""
+    pardons: bool = False
+    """Strikes do not count: too many peers have them."""
+
+    def progress(self, rounds: int, seconds: float) -> float:
+        """Return how much of it this is; 1 or more: enough."""
+        by_rounds = rounds / self.rounds if self.rounds > 0 else math.inf
+        by_time = seconds / self.seconds if self.seconds > 0 else math.inf
+        return min(by_rounds, by_time)
 
 
 class Electors:
@@ -38,15 +57,17 @@ class Electors:
         """True if all peers count now: then nobody need be looked at."""
         return True
 
-    def required_work(self, live: Iterable[PeerId], now: float) -> Any:
-        """The work that a peer must have done to count while these are live; for ``progress``."""
-        return None
+    def required_work(self, live: Iterable[PeerId], now: float) -> RequiredWork:
+        """The work that a peer must have done to count while these are live."""
+        return RequiredWork(0.0, 0.0)
 
-    def progress(self, peer: PeerId, required: Any, now: float) -> float:
+    def progress(self, peer: PeerId, required: RequiredWork, now: float) -> float:
         """How much of the required work a peer has done; 1 or more: it counts."""
         return math.inf
 
-    def objection(self, commit: Commit, required: Any, now: float, *, me: PeerId) -> str | None:
+    def objection(
+        self, commit: Commit, required: RequiredWork, now: float, *, me: PeerId
+    ) -> str | None:
         """The reason not to enter a round with these voters; ``None`` if there is none."""
         return None
 

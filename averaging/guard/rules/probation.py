@@ -52,7 +52,7 @@ from dataclasses import KW_ONLY, dataclass, field
 from typing import Final
 
 from averaging.messages import Commit
-from averaging.rules.electors import SEEN_MAX, SLACK, Electors
+from averaging.rules.electors import SEEN_MAX, SLACK, Electors, RequiredWork
 from averaging.rules.policy import ProbationPolicy
 from averaging.rules.reputation import Reputation
 from dht.bounded_mapping import BoundedMapping
@@ -89,24 +89,6 @@ class _Work:
     """Merges without it in a row that it was here for."""
     last: int = 0
     """Number of merges that this peer had seen when it saw the last one of them."""
-
-
-@dataclass(frozen=True, slots=True)
-class RequiredWork:
-    """Work that is enough at this moment, given the live peers."""
-
-    rounds: float
-    seconds: float
-    tokens: float = 0.0
-    """Tokens in the state that this peer began with which are enough; 0: none are."""
-    pardons: bool = False
-    """Strikes do not count: too many peers have them."""
-
-    def progress(self, rounds: int, seconds: float) -> float:
-        """Return how much of it this is; 1 or more: enough."""
-        by_rounds = rounds / self.rounds if self.rounds > 0 else math.inf
-        by_time = seconds / self.seconds if self.seconds > 0 else math.inf
-        return min(by_rounds, by_time)
 
 
 @dataclass(eq=False, repr=False)

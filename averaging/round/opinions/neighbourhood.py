@@ -13,12 +13,12 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import islice
 from statistics import median
-from typing import Any, Protocol
+from typing import Protocol
 
 from averaging.history.merged_map import MergedMap
 from averaging.messages import ROSTER_MAX, Commit, Entry, Join
 from averaging.round.interface.identity import Circumstances, Identity
-from averaging.rules.electors import SEEN_MAX, SLACK, Electors
+from averaging.rules.electors import SEEN_MAX, SLACK, Electors, RequiredWork
 from averaging.rules.grouping import group_of, smallest_group
 from averaging.rules.mixing import MELD_LAG
 from averaging.rules.peer_view import SILENCE_MAX_S, PeerView
@@ -101,7 +101,7 @@ class Neighbourhood:
         self._began_at = now
         self.electors = electors or Electors(identity.policy.reputation())
         """The electors, with the others' reputation; all fragments of a peer share one."""
-        self._required: tuple[float, Any] | None = None
+        self._required: tuple[float, RequiredWork] | None = None
         """Cache of ``required_work``, as of one moment."""
         self._policy = identity.policy
         self._merged_at = BoundedMapping[PeerId, float]("last merges", SEEN_MAX, worth=self.worth)
@@ -196,7 +196,7 @@ class Neighbourhood:
             return True
         return electors.progress(peer, self.required_work(now), now) >= 1.0
 
-    def required_work(self, now: float) -> Any:
+    def required_work(self, now: float) -> RequiredWork:
         """Return the work that a peer must have done now to count."""
         if self._required is None or self._required[0] != now:
             self._required = now, self.electors.required_work(self._all_live(now), now)
