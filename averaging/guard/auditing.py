@@ -33,7 +33,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import accumulate, pairwise
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import msgspec
 from msgspec import Struct
@@ -86,6 +86,7 @@ from averaging.live.streams.questions import (
     tell_busy,
 )
 from averaging.messages import Accused, BadMessage, Digest, Index, Indices, Message, unpacked
+from averaging.numbers.arrays import Float32s
 from averaging.numbers.chunks import Cutting, leads_to, path_to
 from averaging.rules.electors import Electors
 from averaging.rules.reputation import Deed, Ground
@@ -448,7 +449,9 @@ class Auditing(Guard):
 
     # Auditing
 
-    def finished(self, parts: Parts, lineage: bytes, saw: Any) -> None:
+    def finished(
+        self, parts: Parts, lineage: bytes, seal: Iterable[int], theta: Float32s, step: int | None
+    ) -> None:
         """Draw the pieces to audit, and begin."""
         if not self._rate or parts.entry is None:
             return

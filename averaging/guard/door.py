@@ -16,7 +16,7 @@ from averaging.guard.rules.loss_gate import Refusals, Refused
 from averaging.guard.rules.probation import Probation
 from averaging.guard.rules.proofs import Proof, decode_head
 from averaging.guard.rules.spot_checks import BACK_MAX, REFUSED, SpotChecks, steps_between
-from averaging.guard.spot_checking import Drawn, Judge, Losses, OtherData, SpotChecking, Trial
+from averaging.guard.spot_checking import Judge, Losses, OtherData, SpotChecking, Trial
 from averaging.live.guard import Guard
 from averaging.live.services import Services
 from averaging.live.slices.parts import Parts
@@ -102,14 +102,9 @@ class WholeGuard(Auditing):
             return True
         return super().saw(peer, message)
 
-    def saw_merge(
-        self, parts: Parts, seal: Iterable[int], theta: Float32s, *, step: int | None
-    ) -> Drawn | None:
-        if self.spot_checks is None or step is None:
-            return None
-        return self.spot_checks.draw(parts, seal, theta, step=step)
-
-    def finished(self, parts: Parts, lineage: bytes, saw: Drawn | None) -> None:
-        super().finished(parts, lineage, saw)
-        if saw is not None and self.spot_checks is not None:
-            self.spot_checks.begin(parts, saw)
+    def finished(
+        self, parts: Parts, lineage: bytes, seal: Iterable[int], theta: Float32s, step: int | None
+    ) -> None:
+        super().finished(parts, lineage, seal, theta, step)
+        if self.spot_checks is not None and step is not None:
+            self.spot_checks.draw(parts, seal, theta, step=step)

@@ -86,15 +86,6 @@ class _Uncheckable(Exception):
     """A contribution cannot be checked here, and nobody is to blame for it."""
 
 
-@dataclass(frozen=True, slots=True)
-class Drawn:
-    """A contribution that is to be checked, of a round that is about to be over."""
-
-    entry: int
-    before: Float32s
-    """Theta of the state that the round began with, which nobody changes."""
-
-
 class SpotChecking:
     """The spot checks of one peer with a learner."""
 
@@ -108,14 +99,13 @@ class SpotChecking:
         self._around = around
         self._busy = False
 
-    def draw(
-        self, parts: Parts, seal: Iterable[int], theta: Float32s, *, step: int
-    ) -> Drawn | None:
-        """Draw a contribution. ``theta``: that of the state which the round began with."""
+    def draw(self, parts: Parts, seal: Iterable[int], theta: Float32s, *, step: int) -> None:
+        """Draw a contribution to a round that is over, and check it. ``theta``: that of the state
+        which the round began with."""
         if self._busy or not self._judge.judges or parts.entry is None:
-            return None
+            return
         if not self._audits.must_be_kept(parts):
-            return None
+            return
         members = parts.commit.members
         there = {
             members[entry].peer: entry
@@ -124,33 +114,28 @@ class SpotChecking:
         }
         now = self._around.now()
         author = self._checks.draw(there, step, now, fragment=parts.commit.fragment)
-        if author is None:
-            return None
-        self._busy = True
-        return Drawn(there[author], theta)
+        if author is not None:
+            self._busy = True
+            check = self._check(parts, parts.uploads, there[author], theta)
+            self._around.spawn(check, f"spot check {parts.round.hex()[:8]}")
 
-    def begin(self, parts: Parts, drawn: Drawn) -> None:
-        """The round is over: check what was drawn."""
-        check = self._check(parts, drawn, parts.uploads)
-        self._around.spawn(check, f"spot check {parts.round.hex()[:8]}")
-
-    async def _check(self, parts: Parts, drawn: Drawn, uploads: Uploads) -> None:
-        entry = parts.commit.members[drawn.entry]
+    async def _check(self, parts: Parts, uploads: Uploads, drawn: int, before: Float32s) -> None:
+        entry = parts.commit.members[drawn]
         author, fragment = entry.peer, parts.commit.fragment
         indices, within_s = range(len(parts.cutting.slices)), parts.commit.upload_s
         asked = False
         try:
             async with asyncio.timeout(within_s):
-                sources = [await self._source(parts, index, drawn.entry) for index in indices]
+                sources = [await self._source(parts, index, drawn) for index in indices]
             asked = True
             async with asyncio.timeout(within_s):
                 step = self._checks.step_to_read(entry.mark, entry.steps)
                 reading = await self._audits.reading_of(author, parts, entry.mark - step)
                 if reading is None:
                     raise _OtherDataThere("it does not read the run's data, or cannot say where")
-                after = await self._with_contribution(parts, drawn.before, author, sources)
-            own = await self._expected(parts, uploads, drawn.before, steps=entry.steps)
-            trial = Trial(fragment, author, reading, drawn.before, after)
+                after = await self._with_contribution(parts, before, author, sources)
+            own = await self._expected(parts, uploads, before, steps=entry.steps)
+            trial = Trial(fragment, author, reading, before, after)
             losses = await self._judge.judge(trial)
             if isinstance(losses, OtherData):
                 raise _OtherDataThere("it has read other data than the run's")

@@ -532,9 +532,6 @@ class FragmentWork:
         exchange = self.exchanges[effect.round]
         await self.stop_encoding()
         before = state = self.state
-        port = None if self.fragment.has_statistics else averager.port
-        step = None if port is None else port.progress().step
-        saw = averager.guard.saw_merge(exchange.parts, effect.seal, before.theta, step=step)
         left = None
         if effect.commit.melds and not self.machine.peers.has_several_groups(averager.now()):
             left = await averager.threads.run(numbers_digest, before)
@@ -565,7 +562,9 @@ class FragmentWork:
         if dispersion is not None:
             self.event("melded", dispersion=dispersion)
         self.take(Applied(effect.round, Standing.of(state), left))
-        averager.guard.finished(exchange.parts, state.lineage, saw)
+        port = None if self.fragment.has_statistics else averager.port
+        step = None if port is None else port.progress().step
+        averager.guard.finished(exchange.parts, state.lineage, effect.seal, before.theta, step)
         self.keep_if_good(state)
         if state.version % averager.settings.audit_versions == 0:
             averager.spawn(

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Iterable
-from typing import Any, ClassVar, Protocol
+from typing import ClassVar, Protocol
 
 from averaging.history.chain import Chain
 from averaging.history.claims import Claim
@@ -86,14 +86,11 @@ class Guard:
     def saw_claim(self, encoded: bytes, index: int, said: Claim, merged: bool) -> None:
         """A signed claim about a slice of the round of this commit has come."""
 
-    def saw_merge(
-        self, parts: Parts, seal: Iterable[int], theta: Float32s, *, step: int | None
-    ) -> Any:
-        """A round is about to change theta. ``step``: of the own learner, if a contribution of the
-        others can be judged by it. Returns what ``finished`` is told."""
-
-    def finished(self, parts: Parts, lineage: bytes, saw: Any) -> None:
-        """This peer has finished a round."""
+    def finished(
+        self, parts: Parts, lineage: bytes, seal: Iterable[int], theta: Float32s, step: int | None
+    ) -> None:
+        """This peer has finished a round. ``theta``: before it. ``step``: of the own learner, if a
+        contribution of the others can be judged by it."""
 
     def forgot(self, round_id: bytes, parts: Parts | None) -> None:
         """Nobody needs anything of a round any more, but those who audit it."""
