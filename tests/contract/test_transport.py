@@ -68,7 +68,7 @@ async def test_bulk_goes_out_in_pieces_and_the_answer_comes_back_on_the_same_str
     async def reverse(bulk: Bulk, header: bytes) -> None:
         received = bytearray(len(DATA))
         await bulk.receive_into(memoryview(received))
-        await bulk.grant()
+        bulk.grant()
         await bulk.send(received[::-1])
         await bulk.finish()
 

@@ -319,7 +319,7 @@ class Reducing:
         await self._give_merged(bulk, index, self._traffic.problem(index, entry))
 
     async def _give_merged(self, bulk: Bulk, index: int, but: str) -> None:
-        await bulk.grant(but=but, with_answer=True)
+        bulk.grant(but)
         if self._traffic.has_maps(index):
             await bulk.send_sized(self.parts.encoded_maps)
         await send_growing(bulk, self.parts.merged[index])

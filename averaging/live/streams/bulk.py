@@ -251,17 +251,15 @@ class Bulk:
         ever answers requests or not."""
         await self.stream.send(bytes([_RECEIVED]), timeout_s=self._settings.stall_max_s)
 
-    async def grant(self, but: str = "", *, with_answer: bool = False) -> None:
+    def grant(self, but: str = "") -> None:
         """Say that the answer follows. ``but``: why the upload could not be taken, if it could
         not.
 
-        ``with_answer``: not before the answer's first bytes have their turn on this peer's line.
-        The other side measures its line from this word on, and a wait for a full uplink would look
-        like a slow downlink there.
+        It is said when the answer's first bytes have their turn on this peer's line. The other side
+        measures its line from this word on, and a wait for a full uplink would look like a slow
+        downlink there.
         """
         self._to_grant = but.encode()[:REASON_MAX_BYTES]
-        if not with_answer:
-            await self._say_granted()
 
     async def _say_granted(self) -> None:
         text, self._to_grant = self._to_grant, None

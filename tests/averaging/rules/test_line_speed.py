@@ -216,7 +216,8 @@ async def test_an_upload_measures_the_line_of_a_peer_that_answers_no_requests() 
         await bulk.receive_into(memoryview(bytearray(MB)))
         await bulk.received()
         await asyncio.sleep(30.0)  # the others are late
-        await bulk.grant()
+        bulk.grant()
+        await bulk.send_frame(b"the answer")
 
     network = MemoryNetwork()
     hosts = network.host("anna"), network.host("boris")
@@ -243,7 +244,7 @@ async def test_an_answer_that_waits_for_its_turn_does_not_look_like_a_slow_line(
 
     async def answer(bulk: Bulk, header: bytes) -> None:
         bulk._uplink = answers
-        await bulk.grant(with_answer=True)
+        bulk.grant()
         await bulk.send(bytes(MB))
         await bulk.finish()
 
@@ -279,7 +280,7 @@ async def test_an_answer_is_granted_in_the_turn_of_its_first_bytes() -> None:
 
     async def answer(bulk: Bulk, header: bytes) -> None:
         bulk._uplink = answers
-        await bulk.grant(with_answer=True)
+        bulk.grant()
         await bulk.send(bytes(MB // 2))
         await bulk.finish()
 
