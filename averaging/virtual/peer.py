@@ -14,20 +14,17 @@ from functools import partial
 from typing import Any, Protocol, TypeVar
 
 from averaging.guard.door import Defences
-from averaging.history.parent_maps import ParentMap
-from averaging.history.replay import ReplayEntry
 from averaging.history.state import FragmentState
 from averaging.live.averager import Averager
 from averaging.live.guard import unguarded
 from averaging.live.learner_port import LearnerPort
 from averaging.live.settings import AveragerSettings, Participant, RunTerms, Surroundings
 from averaging.live.slices import watch as live
-from averaging.messages import Commit, Message
+from averaging.messages import Message
 from averaging.numbers.codecs import codec_names
-from averaging.round.contributing import Contribution
 from averaging.round.fetched_states import Life
-from averaging.round.interface.effects import Apply, Effect, Fold, Note
-from averaging.round.interface.inputs import Input, Offer, UploadArrived
+from averaging.round.interface.effects import Effect, Note
+from averaging.round.interface.inputs import Input
 from averaging.round.machine import FragmentRounds
 from averaging.rules.peer_view import PeerView
 from dht.host import Messaging
@@ -83,17 +80,11 @@ class Known:
 
 
 class Watch:
-    """Sees all peers of a swarm, and may change what they do. These methods change nothing.
+    """Sees all peers of a swarm. An exception that it raises ends the simulation.
 
-    Those with a return value return what takes the place of what they are given; ``None``: nothing
-    does. An exception that one of them raises ends the simulation.
+    Beside these methods it may have those of ``averaging.live.slices.watch.Watch``, each with the
+    peer ahead of its arguments: the peer's averager then does what they say.
     """
-
-    def began(self, peer: Peer, machine: FragmentRounds) -> None:
-        """A fragment of a peer has a machine that knows nothing yet."""
-
-    def effect(self, peer: Peer, fragment: int, effect: Effect) -> Effect | None:
-        return effect
 
     def noted(self, peer: Peer, fragment: int, note: Note) -> None: ...
 
@@ -102,47 +93,6 @@ class Watch:
 
     def stands(self, peer: Peer, state: FragmentState) -> None:
         """A peer has taken another state."""
-
-    def applied(
-        self,
-        peer: Peer,
-        apply: Apply,
-        before: FragmentState,
-        after: FragmentState,
-        merged: memoryview,
-        maps: Mapping[int, ParentMap],
-    ) -> None: ...
-
-    def folded(
-        self, peer: Peer, fold: Fold, before: FragmentState, after: FragmentState
-    ) -> None: ...
-
-    def heard(self, peer: Peer, sender: PeerId, message: Message) -> Message | None:
-        return message
-
-    def sends(self, peer: Peer, to: PeerId, message: Message) -> Message | None:
-        return message
-
-    def contributes(
-        self, peer: Peer, commit: Commit, given: Contribution | None
-    ) -> Contribution | None:
-        return given
-
-    def serves(self, peer: Peer, state: FragmentState) -> FragmentState | None:
-        return state
-
-    def serves_rounds(self, peer: Peer, entries: Sequence[ReplayEntry]) -> Sequence[ReplayEntry]:
-        return entries
-
-    def encoded(
-        self, peer: Peer, commit: Commit, round_id: bytes, slices: Sequence[memoryview]
-    ) -> None: ...
-
-    def arrived(self, peer: Peer, upload: UploadArrived) -> UploadArrived:
-        return upload
-
-    def offers(self, peer: Peer, offer: Offer | None) -> Offer | None:
-        return offer
 
     def told(self, peer: Peer, event: str, fields: Mapping[str, Any]) -> None:
         """An event of the averager, for people and logs."""
@@ -367,18 +317,18 @@ class _Watched(live.Watch):
 
     def __init__(self, peer: Peer) -> None:
         self._peer = peer
-        for hook in vars(live.Watch).keys() & vars(Watch).keys() - vars(_Watched).keys():
-            if not hook.startswith("_"):
+        for hook in vars(live.Watch).keys() - vars(_Watched).keys():
+            if not hook.startswith("_") and hasattr(peer.swarm.watch, hook):
                 setattr(self, hook, partial(self._show, hook))
 
     def _show(self, hook: str, *given: Any) -> Any:
-        if self._peer.alive:
+        if self._peer.alive and hasattr(self._peer.swarm.watch, hook):
             return self._peer.show(hook, *given)
         return getattr(super(), hook)(*given)
 
     def began(self, machine: FragmentRounds) -> None:
         self._peer.machines[machine.fragment] = machine
-        self._peer.show("began", machine)
+        self._show("began", machine)
 
     def effect(self, fragment: int, effect: Effect) -> Effect | None:
         instead: Effect | None = self._show("effect", fragment, effect)
