@@ -232,7 +232,6 @@ class _Kept:
     """The bytes of a round that is over, for auditors."""
 
     uploads: Uploads
-    size: int
     until: float
 
 
@@ -336,8 +335,8 @@ class Auditing(Guard):
             return
         self._drop_old()
         until = self._around.now() + KEPT_S
-        self._kept[parts.round] = _Kept(uploads, uploads.size, until)
-        while sum(kept.size for kept in self._kept.values()) > self.kept_bytes_max:
+        self._kept[parts.round] = _Kept(uploads, until)
+        while sum(kept.uploads.size for kept in self._kept.values()) > self.kept_bytes_max:
             self._kept.popitem(last=False)
 
     def must_be_kept(self, parts: Parts) -> bool:
@@ -352,7 +351,7 @@ class Auditing(Guard):
             is_under_way = self._around.uploads_of(parts.round) is not None
             return is_under_way and size <= self.kept_bytes_max
         for round_id in reversed(self._kept):
-            size += self._kept[round_id].size
+            size += self._kept[round_id].uploads.size
             if round_id == parts.round:
                 break
         return size <= self.kept_bytes_max

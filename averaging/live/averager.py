@@ -28,7 +28,7 @@ from averaging.live.slices.evidence import Uploads
 from averaging.live.states.fetch_server import FetchServer
 from averaging.live.states.state_files import TEND_EVERY_S, StateFiles
 from averaging.live.streams.bulk import Bulk
-from averaging.messages import BadMessage, Head, Link, Signatures
+from averaging.messages import BadMessage, Head, Signatures
 from averaging.round.interface import inputs
 from averaging.round.interface.effects import refusal
 from averaging.round.interface.inputs import Input
@@ -177,11 +177,6 @@ class Averager(Services):
         """The head of a state as other peers are shown it: with the signatures under it."""
         return self._works[state.fragment].shown(state)
 
-    def believes(self, fragment: int, link: Link, signatures: Signatures) -> bool:
-        """True if a version is part of the own history, or certified by these signatures."""
-        work = self._work(fragment)
-        return work is not None and work.machine.certificates.believes(link, signatures, self.now())
-
     # ``fetch.Library``
 
     def state(self, fragment: int) -> FragmentState | None:
@@ -327,11 +322,6 @@ class Averager(Services):
         except TimeoutError:
             return False
         return True
-
-    async def quiet(self, *, timeout_s: float) -> None:
-        """Return once nothing is kept of any round. Raises ``TimeoutError``."""
-        async with asyncio.timeout(timeout_s):
-            await self.until(lambda: not (self.in_flight or self.rounds_kept))
 
     def changed(self) -> None:
         super().changed()

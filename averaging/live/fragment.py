@@ -309,7 +309,6 @@ class FragmentWork:
             case effects.Note() as note:
                 if isinstance(note, effects.Blame):
                     self._blame(note)
-                self.averager.stats.void += note.event == "void"
                 self.event(note.event, **note.fields)
             case effects.TakeSnapshot():
                 self._take_snapshot()

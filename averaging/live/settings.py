@@ -77,7 +77,6 @@ class AveragerStats:
     """Finished here."""
     contributed: int = 0
     """Rounds of those that contain own work."""
-    void: int = 0
     folds: int = 0
     sent_bytes: int = 0
     received_bytes: int = 0

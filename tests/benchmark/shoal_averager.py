@@ -293,7 +293,8 @@ class _Peer:
             if peer != me:
                 self._view[peer] = PeerView(first_seen=now, heard_at=now, step_time_s=1.0)
         # The buffers of the previous round would hide the memory that this one takes.
-        await self._averager.quiet(timeout_s=30.0)
+        async with asyncio.timeout(30.0):
+            await self._averager.until(lambda: not self._averager.rounds_kept)
         self.port.adopted.clear()
 
     async def exchange(self) -> None:

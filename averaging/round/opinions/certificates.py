@@ -218,19 +218,6 @@ class Certificates:
         }
         return bool(signers) and self._are_enough(frozenset(signers), now)
 
-    def believes(self, link: Link, signatures: Signatures, now: float) -> bool:
-        """True if a version is part of the own history, or certified by these signatures.
-
-        Others must have signed the newest own version as well, unless there are no others.
-        """
-        if self.would_certify(link, signatures, now):
-            return True
-        if self.standing is None:
-            return False
-        if link.lineage == self.standing.lineage:
-            return not self._electorate(now)
-        return self.standing.chain.find(link.version, link.lineage) is not None
-
     def _are_enough(self, signers: frozenset[PeerId], now: float, *, by_one: bool = False) -> bool:
         electorate = self._electorate(now)
         signed = len(electorate & signers)
