@@ -25,7 +25,6 @@ from collections.abc import (
     Awaitable,
     Callable,
     Iterable,
-    Iterator,
     Mapping,
     Sequence,
 )
@@ -464,28 +463,15 @@ class Auditing(Guard):
         chance = selection.chance(self._rate, len(parts.commit.members) - 1)
         pieces = {index: len(parts.cutting.chunks[index]) for index in others}
         for piece, indices in selection.drawn(ticket, pieces, chance=chance):
-            for some in self._asked_at_once(parts, indices, piece):
+            places = [parts.cutting.place(index, piece) for index in indices]
+            of_one = len(parts.commit.members) * max(each.stop - each.start for each in places)
+            together = max(1, ASKED_BYTES // of_one)
+            for first in range(0, len(indices), together):
                 if self._waiting >= WAITING_MAX:
                     return
                 self._waiting += 1
-                work = self._audit(parts, some, piece)
+                work = self._audit(parts, indices[first : first + together], piece)
                 self._around.spawn(work, f"audit {parts.round.hex()[:8]}")
-
-    def _asked_at_once(
-        self, parts: Parts, indices: Sequence[int], piece: int
-    ) -> Iterator[Sequence[int]]:
-        """Divide slices by ``ASKED_BYTES``."""
-        some: list[int] = []
-        size = 0
-        for index in indices:
-            place = parts.cutting.place(index, piece)
-            more = len(parts.commit.members) * (place.stop - place.start)
-            if some and size + more > ASKED_BYTES:
-                yield some
-                some, size = [], 0
-            some.append(index)
-            size += more
-        yield some
 
     async def _audit(self, parts: Parts, indices: Sequence[int], piece: int) -> None:
         drawn_at = self._around.now()

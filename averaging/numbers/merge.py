@@ -87,11 +87,6 @@ class Contributions:
         matrix: Float32Rows = vector.reshape(-1, self.sizes[0])
         return matrix
 
-    def add(self, index: int, weight: float | Float64s, accumulator: Float32s) -> None:
-        """Add weight * contribution to the accumulator."""
-        payload = self.payloads[index]
-        self.codec.decode_add(payload, self.sizes, weight, accumulator, self.scratch)
-
     def decode(self, index: int, out: Float32s) -> None:
         self.codec.decode(self.payloads[index], self.sizes, out, self.scratch)
 
@@ -129,8 +124,8 @@ class Contributions:
     def sum(self, weights: Sequence[float] | Float64s, accumulator: Float32s) -> None:
         """Set the accumulator to the weighted sum, added in order from zero."""
         accumulator.fill(0)
-        for index, weight in enumerate(weights):
-            self.add(index, weight, accumulator)
+        for payload, weight in zip(self.payloads, weights, strict=True):
+            self.codec.decode_add(payload, self.sizes, weight, accumulator, self.scratch)
 
     def spare(self) -> Float32s:
         """Return a work vector for all units, other than the accumulator."""
