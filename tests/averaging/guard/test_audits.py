@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
@@ -11,10 +12,13 @@ from typing import Any
 import pytest
 
 from averaging import messages as said
+from averaging.guard import auditing
 from averaging.guard.auditing import (
     SERVED_MAX,
     SERVED_PER_PEER_MAX,
     AskProof,
+    AskSources,
+    AskUpload,
     Auditing,
     audit_protocol,
 )
@@ -105,6 +109,53 @@ async def test_a_reducer_that_lies_within_all_bounds_is_banned_by_everybody(
         later = [e for p in peers for t, n, e in p.events if n == "round" and t > at + 15.0]
         assert later and not any(MALLORY in each["members"] for each in later)
         made.check()
+
+
+@pytest.mark.parametrize("asked_bytes", [auditing.ASKED_BYTES, 1])
+async def test_a_member_is_asked_once_for_a_piece_of_all_slices_unless_they_are_large(
+    monkeypatch: pytest.MonkeyPatch, asked_bytes: int
+) -> None:
+    monkeypatch.setattr(auditing, "ASKED_BYTES", asked_bytes)
+    asked: Counter[int] = Counter()
+    show = Auditing._show
+
+    async def noting(self: Auditing, stream: Stream, request: AskUpload) -> None:
+        asked[len(request.slices)] += 1
+        await show(self, stream, request)
+
+    monkeypatch.setattr(Auditing, "_show", noting)
+    async with swarm(MemoryNetwork()) as made:
+        peers = await honest(made, EVERYTHING)
+        await made.live(30.0)
+        assert audits_of(peers) > 10 and convicts(peers) == [set()] * 3
+        assert max(asked) == (2 if asked_bytes > 1 else 1), "the auditor merged the third slice"
+
+
+async def test_a_reducer_that_hides_its_sources_hides_no_other_reducers_lie(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(chunks, "CHUNKS", 1)
+    reduce_falsely(monkeypatch, MALLORY)
+    answer = Auditing._answer
+
+    async def hiding(self: Auditing, stream: Stream, request: Any) -> None:
+        if isinstance(request, AskSources) and self._around.life.peer == peers[0].id:
+            raise NotHere("not today")
+        await answer(self, stream, request)
+
+    audit = Auditing._audit
+
+    async def of_others(self: Auditing, *what: Any) -> None:
+        if self._around.life.peer != peers[0].id:
+            await audit(self, *what)
+
+    monkeypatch.setattr(Auditing, "_answer", hiding)
+    monkeypatch.setattr(Auditing, "_audit", of_others)
+    async with swarm(MemoryNetwork()) as made:
+        peers = await honest(made, EVERYTHING)
+        await made.add("mallory", policy=EVERYTHING)
+        await made.until(lambda: convicts(peers) == [{MALLORY}] * 3, within_s=40.0)
+        assert any(peer.told("audit_refused") for peer in peers[1:])
 
 
 def test_bundles_of_a_site_are_audited_and_a_delegate_that_lies_is_banned(
