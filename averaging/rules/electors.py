@@ -72,9 +72,15 @@ class Electors:
         return None
 
     def saw_merged(
-        self, contributors: Iterable[PeerId], live: Iterable[PeerId], now: float
+        self,
+        contributors: Iterable[PeerId],
+        live: Iterable[PeerId],
+        now: float,
+        *,
+        met: Iterable[PeerId] = (),
     ) -> None:
-        """A round with the work of these peers was merged while those were live."""
+        """A round with the work of these peers was merged while those were live. ``met``: all that
+        this peer has met and that have not said goodbye."""
 
     def took_state(self, versions: int, tokens: Mapping[PeerId, int]) -> None:
         """This peer took a state that is so many versions on, with so many tokens of each peer."""

@@ -131,6 +131,7 @@ class Swarm(Protocol):
     watch: Watch
     network: SimulatedNetwork
     plans: dict[PeerId, PeerPlan]
+    nodes: dict[PeerId, Peer]
 
     @property
     def membership(self) -> Convicting: ...

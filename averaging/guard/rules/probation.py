@@ -23,9 +23,9 @@ A peer that came late is sure of nobody before it has seen them work twice as lo
 **Unseen work.** A peer that comes to an old swarm, restarts or was away holds those for established
 that have the most tokens in the states that it takes: it relies on these states for more than that.
 The measure is the second most, because a founder may have trained alone for any time.
-A peer that has seen most of the run holds those for established that were live at its first merge,
-because a partition may cut a swarm in two that have hardly worked together. Either holds for a peer
-until it misses ``rounds`` merges in a row that it was here for.
+A peer that has seen most of the run holds those for established that it had met by its first merge,
+because a partition may cut a swarm in two that have hardly worked together, or not at all yet.
+Either holds for a peer until it misses ``rounds`` merges in a row that it was here for.
 
 **How long.** In the simulator (three old members, five keys that come at once, 22 November 2026,
 ``probation_experiment.py`` of commit 19e8096b) the swarm made 20 to 22 versions with
@@ -152,12 +152,17 @@ class Probation(Electors):
         self._tokens_most = max(self._tokens_most, most)
 
     def saw_merged(
-        self, contributors: Iterable[PeerId], live: Iterable[PeerId], now: float
+        self,
+        contributors: Iterable[PeerId],
+        live: Iterable[PeerId],
+        now: float,
+        *,
+        met: Iterable[PeerId] = (),
     ) -> None:
         """A round was merged with the work of these peers, while those were live, too."""
         worked, live = set(contributors), set(live)
         if not self._rounds_seen and not self._rounds_unseen:
-            for peer in sorted(worked | live):
+            for peer in sorted({*worked, *live, *met}):
                 self._seen[peer] = _Work(now, founding=True)
         self._rounds_seen += 1
         for peer in sorted(worked | live):

@@ -11,7 +11,7 @@ import math
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from itertools import islice
+from itertools import chain, islice
 from statistics import median
 from typing import Protocol
 
@@ -234,7 +234,8 @@ class Neighbourhood:
             self._merged_at[peer] = now
         # Where all count it does not matter who missed a merge, and there may be thousands.
         live = () if self.electors.counts_all_at(now) else self._all_live(now)
-        self.electors.saw_merged(contributors, live, now)
+        may_train_on = (peer for peer, at in self._absent.items() if at is not None)
+        self.electors.saw_merged(contributors, live, now, met=chain(self.view, may_train_on))
         self._required = None
 
     def overstates(

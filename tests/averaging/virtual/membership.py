@@ -45,7 +45,7 @@ class Everybody(Observers):
 
     def _beat(self, swarm: Swarm) -> None:
         """The peers that are awake hear from each other."""
-        awake = [peer for peer in swarm.alive if not peer.sleeps]
+        awake = [peer for peer in _alive(swarm) if not peer.sleeps]
         for peer in awake:
             for other in awake:
                 if other is not peer and swarm.network.connected(peer.name, other.name):
@@ -74,4 +74,9 @@ class Everybody(Observers):
 
 
 def _others(peer: Peer) -> list[Peer]:
-    return [other for other in peer.swarm.alive if other is not peer]
+    return [other for other in _alive(peer.swarm) if other is not peer]
+
+
+def _alive(swarm: Swarm) -> list[Peer]:
+    """All of them, also those that a test does not count as its own because they lie."""
+    return [peer for peer in swarm.nodes.values() if peer.alive]

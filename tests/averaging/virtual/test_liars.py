@@ -40,7 +40,7 @@ GROUPS = replace(
 OPEN = replace(SHORT, probation=ProbationPolicy(rounds=6, seconds=10.0))
 SMALL = replace(OPEN, peers=(4, 5), accidents=(1, 2), rough_s=20.0)
 QUICK, QUICK_VOTERS, SOAK, CHUNK = 16, 8, 10_000, 8
-QUICK_KEYS, CHUNK_OF_KEYS = 15, 5
+QUICK_KEYS, CHUNK_OF_KEYS = 100, 10
 """Such a storm takes 0.7 s where it is small, and else 1 s. Each way to lie is in a quick one."""
 BEHAVIOURS = (*liars.BEHAVIOURS, *false_reducers.BEHAVIOURS)
 OF_VOTERS = (*usurpers.BEHAVIOURS, usurpers.deny_votes, usurpers.coordinate_without_sealing)
@@ -132,6 +132,24 @@ def test_liars_with_twenty_keys_each_cost_no_history_no_work_and_no_standstill(f
     happened = all_that_happens(flooded, first=first, count=CHUNK_OF_KEYS)
     assert happened["said by keys"] > 50 * CHUNK_OF_KEYS
     assert happened["finished merge"] > CHUNK_OF_KEYS
+
+
+@pytest.mark.parametrize("seed", [80204, 210084])
+def test_a_swarm_that_is_cut_in_two_before_its_first_merge_meets_again(seed: int) -> None:
+    """Each side held the other one for newcomers after four merges, and followed it no more."""
+    assert flooded(seed)["finished merge"] > CHUNK_OF_KEYS
+
+
+def test_a_peer_that_is_restarted_sees_those_who_lie() -> None:
+    """Else a version that it made with an honest one was never certified for the others."""
+    swarm: SwarmWithLiars = cause_storm(SwarmWithLiars, 26, SMALL)
+    honest = next(name for name in swarm.names if name not in swarm.liars)
+    swarm.run(20.0)
+    swarm.crash(honest)
+    swarm.restart(honest)
+    swarm.run(30.0)
+    assert swarm.liars & swarm.nodes[honest].view.keys()
+    swarm.close()
 
 
 @pytest.mark.parametrize("seed", [4])

@@ -116,13 +116,18 @@ def test_a_peer_that_is_cut_off_does_not_take_newcomers_for_old() -> None:
     assert not counts(seen(50), NEW, [ME, NEW], 1000.0)
 
 
-def test_a_peer_of_the_first_merge_counts_until_it_misses_too_many() -> None:
+@pytest.mark.parametrize("silent", [False, True])
+def test_a_peer_met_by_the_first_merge_counts_until_it_misses_too_many(silent: bool) -> None:
+    """Silent: a partition that came before the first merge made two runs of one for good."""
     probation = Probation(POLICY)
-    probation.saw_merged([ME, ANNA], OLD, 0.0)
+    if silent:
+        probation.saw_merged([ME, ANNA], [ME, ANNA], 0.0, met=[ANNA, BORIS])
+    else:
+        probation.saw_merged([ME, ANNA], OLD, 0.0)
     for number in range(30):
         probation.saw_merged([ME, ANNA], [ME, ANNA], 10.0 + number)  # boris is away
     assert counts(probation, BORIS, OLD, 60.0)
-    for number in range(POLICY.rounds):
+    for number in range(POLICY.rounds + silent):
         assert counts(probation, BORIS, OLD, 60.0)
         probation.saw_merged([ME, ANNA], OLD, 60.0 + number)
     assert not counts(probation, BORIS, OLD, 70.0)
