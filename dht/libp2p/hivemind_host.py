@@ -141,7 +141,8 @@ class HivemindHost:
         """Number of inbound streams that were refused."""
 
         self.prefers: Callable[[PeerId], object] = lambda peer: False
-        """Says of a peer whether its streams go before those of others when there are too many."""
+        """Says of a peer whether its streams, connections and circuits go before those of others
+        when there are too many."""
 
         self._run_directory = RunDirectory()
         self._daemon: Daemon | None = None
@@ -150,7 +151,7 @@ class HivemindHost:
         self._closing: asyncio.Future[None] | None = None
         self.directory = HivemindDirectory(identity.peer_id, keeper)
         self._tasks = Tasks()
-        self.served = Served(self._tasks, prefers=lambda peer: self.prefers(peer))  # noqa: PLW0108  # it is set later
+        self.served = Served(self._tasks, prefers=self._prefers)
         self._supervisor: asyncio.Task[None] | None = None
         self._unanswered = BoundedMapping[PeerId, None]("unanswered", UNANSWERED_MAX, worth=by_age)
         """Peers whose last request failed: they are dialled when they listen, and by ``connect``
@@ -225,6 +226,9 @@ class HivemindHost:
 
     def wall_time(self) -> float:
         return time.time()
+
+    def _prefers(self, peer: PeerId) -> object:
+        return self.prefers(peer)
 
     # --- life of the daemon ----------------------------------------------------------------
 
@@ -608,7 +612,9 @@ class HivemindHost:
             self._tasks.spawn(keep_mapped(router, port, self._port_mapped), "port mapping")
         if self._settings.lane is None:
             return
-        lane = self.lane = Lane(self._settings.lane, outside=self._outside, serve=self._serve)
+        lane = self.lane = Lane(
+            self._settings.lane, outside=self._outside, serve=self._serve, prefers=self._prefers
+        )
         self.meetings = meetings = Meetings(lane, self._outside)
         lane.start([host for at in listen if (host := address_rules.ip_of(at)) is not None])
         if router is not None:

@@ -99,9 +99,17 @@ Serve = Callable[[FrameStream, str], str | None]
 class Lane:
     """One host's direct connections with others. Opened and closed by the host."""
 
-    def __init__(self, settings: LaneSettings, *, outside: Outside, serve: Serve) -> None:
+    def __init__(
+        self,
+        settings: LaneSettings,
+        *,
+        outside: Outside,
+        serve: Serve,
+        prefers: Callable[[PeerId], object] = lambda peer: False,
+    ) -> None:
+        """``prefers``: peers that go before others when there are too many connections."""
         self.settings = settings
-        self.relay = Relay()
+        self.relay = Relay(prefers)
         """Passes bytes on for other peers, if the owner of this machine consents."""
 
         self.meet: Meet = nowhere
@@ -127,7 +135,9 @@ class Lane:
         self._arriving = Places[Place[str]](settings.strangers_max, math.inf, newest_first=True)
         """The addresses of strangers."""
 
-        self._places = Places[Place[PeerId]](CONNECTIONS_MAX, settings.per_peer_max)
+        self._places = Places[Place[PeerId]](
+            CONNECTIONS_MAX, settings.per_peer_max, prefers=prefers
+        )
         """The peers of the others; only unused connections make room."""
 
         self._pacer = Pacer(self._sockets)

@@ -10,7 +10,8 @@ A relay acts with the consent of its owner only, within a rate for all circuits 
 ``FairQueue`` shares the rate equally among pairs of peers, whatever number of circuits each has.
 Memory is bounded: two chunks for each circuit, and the kernel's buffers at ``WINDOW_BYTES``. A
 circuit is closed when either end closes its leg, or after ``IDLE_MAX_S`` without a byte. When all
-places are taken, the peer that has asked for the most circuits makes room.
+places are taken, the peer that has asked for the most circuits makes room, and one that is
+preferred after all others.
 """
 
 from __future__ import annotations
@@ -89,7 +90,8 @@ class _Circuit:
 class Relay:
     """The circuits through this machine. It refuses all while ``rate`` is ``None``."""
 
-    def __init__(self) -> None:
+    def __init__(self, prefers: Callable[[PeerId], object] = lambda peer: False) -> None:
+        """``prefers``: peers whose circuits go before those of others when there are too many."""
         self.judge: Judge = nobody
         self.meter: Meter = _unmetered
         self.counters: Counter[str] = Counter()
@@ -101,7 +103,7 @@ class Relay:
         self._legs: dict[bytes, _Circuit] = {}
         """Circuits by the number of a leg that has not come yet."""
 
-        self._places = Places[Place[PeerId]](CIRCUITS_MAX, PER_PEER_MAX)
+        self._places = Places[Place[PeerId]](CIRCUITS_MAX, PER_PEER_MAX, prefers=prefers)
         self._queue = FairQueue[Pair, asyncio.Future[None]]()
         self._serving: asyncio.Task[None] | None = None
         self._carrying: dict[_Circuit, asyncio.Task[None]] = {}

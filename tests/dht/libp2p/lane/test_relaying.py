@@ -131,6 +131,24 @@ async def test_the_peer_with_the_most_circuits_makes_room_with_the_longest_unuse
         end.close()
 
 
+async def test_a_member_that_is_preferred_takes_the_place_of_strangers_and_not_the_other_way(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Strangers that had a circuit each kept members out."""
+    monkeypatch.setattr(relaying, "CIRCUITS_MAX", 2)
+    relay = Relay(prefers=lambda peer: peer == ANNA)
+    relay.judge = everybody
+    relay.set_rate(RATE)
+    for stranger in (CLARA, DORA):
+        await relay.admit(stranger, BORIS, number())
+    for _ in range(2):
+        await relay.admit(ANNA, BORIS, number())
+    await until(lambda: relay.circuits == 2, timeout_s=WAIT_S)
+    with pytest.raises(ValueError, match="2 connections already"):
+        await relay.admit(CLARA, BORIS, number())
+    await relay.close()
+
+
 async def joined(relay: Relay, one: PeerId, other: PeerId) -> tuple[socket.socket, socket.socket]:
     """Both ends of a circuit, after the byte that says that it is joined."""
     loop, circuit, ends = asyncio.get_running_loop(), number(), []
