@@ -38,6 +38,9 @@ HEADER = struct.Struct(">IB")
 AHEAD_BYTES = 64 * 1024
 """Limit of bytes read before a receiver asks; beyond it the socket holds up the sender."""
 
+KEPT_FRAME_BYTES = 64
+"""Memory of a frame that is kept, besides its content."""
+
 QUEUE_MAX_BYTES = 2 * FRAME_MAX_BYTES
 """Limit of frames kept while ``finish`` waits for an ACK behind them and no task receives."""
 
@@ -460,7 +463,7 @@ class FrameStream(asyncio.BufferedProtocol):
         if self._queue:
             frame = self._queue.popleft()
             if isinstance(frame, bytearray):
-                self._queued_bytes -= len(frame)
+                self._queued_bytes -= len(frame) + KEPT_FRAME_BYTES
             self._parse()
             self._resume_reading()
         else:
@@ -691,7 +694,7 @@ class FrameStream(asyncio.BufferedProtocol):
         elif self._acked is not None and self._queued_bytes + size <= QUEUE_MAX_BYTES:
             self._keep(size)
             self._for_queue = True
-            self._queued_bytes += size
+            self._queued_bytes += size + KEPT_FRAME_BYTES
         else:
             return False
         if self.seals is not None:
@@ -739,7 +742,7 @@ class FrameStream(asyncio.BufferedProtocol):
     def _deliver(self, frame: object) -> None:
         if self._receiver is not None and not self._receiver.done():
             if self._for_queue and isinstance(frame, bytearray):
-                self._queued_bytes -= len(frame)
+                self._queued_bytes -= len(frame) + KEPT_FRAME_BYTES
             self._receiver.set_result(frame)
         else:
             self._queue.append(frame)

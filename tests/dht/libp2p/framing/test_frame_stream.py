@@ -16,6 +16,7 @@ from dht.identity import PeerId
 from dht.libp2p.framing.frame_stream import (
     AHEAD_BYTES,
     HEADER,
+    KEPT_FRAME_BYTES,
     QUEUE_MAX_BYTES,
     FrameStream,
     FrameType,
@@ -276,6 +277,18 @@ def test_the_queue_in_front_of_an_acknowledgement_is_bounded() -> None:
             await stream.send(bytes(FRAME_MAX_BYTES), timeout_s=WAIT_S)
 
     run(scenario())
+
+
+async def test_frames_without_content_take_room_in_the_queue_as_well() -> None:
+    """A member could have its partner keep frames without end while it did not acknowledge."""
+    async with against_raw() as (stream, raw):
+        flood = asyncio.get_running_loop().sock_sendall(raw, 100_000 * data(b""))
+        sending = asyncio.ensure_future(flood)
+        with pytest.raises(StreamBroken, match="not acknowledged"):
+            await stream.finish(timeout_s=0.5)
+        assert len(stream._queue) <= QUEUE_MAX_BYTES // KEPT_FRAME_BYTES + 1
+        sending.cancel()
+        await asyncio.gather(sending, return_exceptions=True)
 
 
 async def test_both_sides_can_send_at_once_while_both_receive() -> None:
