@@ -66,7 +66,7 @@ def test_bulk_streams_use_the_lane_if_possible_and_the_daemon_otherwise() -> Non
             assert boris.lane is not None
             lane = boris.lane
             assert await bulk(boris, anna) == 1
-            await until(lambda: lane.idle(anna.peer_id) == 1, timeout_s=WAIT_S)
+            await until(lambda: len(lane._known(anna.peer_id).idle) == 1, timeout_s=WAIT_S)
             assert await bulk(boris, anna) == 2
             assert anna.lane.counters["accepted"] == 1, "the second took the same connection"
 

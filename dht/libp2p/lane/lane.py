@@ -179,10 +179,6 @@ class Lane:
     def _port_mapped(self, port: int | None) -> None:
         self._mapped_port = port
 
-    @property
-    def connections(self) -> int:
-        return len(list(self._all()))
-
     def _all(self) -> Iterator[Connection]:
         """All connections, those that other peers have dialled first."""
         return chain(self._served, *(partner.dialled for partner in self._peers.values()))
@@ -447,11 +443,6 @@ class Lane:
             known.dials += 1
             await self._dial(peer, known)
         return None if known.idle else known.reason
-
-    def idle(self, peer: PeerId) -> int:
-        """Number of unused connections to this peer."""
-        known = self._peers.get(peer)
-        return len(known.idle) if known is not None else 0
 
     def has_connection(self, peer: PeerId) -> bool:
         """Say whether there is a connection that was dialled to this peer, used or unused."""

@@ -48,6 +48,15 @@ class End:
         self.lane = Lane(settings, outside=outside, serve=self.serve)
         self.meetings = Meetings(self.lane, outside)
 
+    @property
+    def connections(self) -> int:
+        return len(list(self.lane._all()))
+
+    def idle(self, peer: PeerId) -> int:
+        """Number of unused connections to a peer."""
+        known = self.lane._peers.get(peer)
+        return 0 if known is None else len(known.idle)
+
     async def ask(self, peer: PeerId) -> bytes:
         self.asked += 1
         if peer not in self.others:

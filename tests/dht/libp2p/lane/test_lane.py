@@ -37,7 +37,7 @@ async def test_streams_follow_one_another_on_one_connection() -> None:
     async with pair() as (anna, boris):
         for size in (0, 1, 70_000, FRAME_MAX_BYTES):
             await one_round(anna, boris, size)
-            await until(lambda: anna.lane.idle(BORIS) == 1, timeout_s=WAIT_S)
+            await until(lambda: anna.idle(BORIS) == 1, timeout_s=WAIT_S)
         assert (anna.lane.counters["dialled"], boris.lane.counters["accepted"]) == (1, 1)
         assert boris.lane.counters["streams_served"] == 4
 
@@ -45,7 +45,7 @@ async def test_streams_follow_one_another_on_one_connection() -> None:
 async def test_streams_at_once_have_a_connection_each() -> None:
     async with pair() as (anna, boris):
         await asyncio.gather(*(opened(anna) for _ in range(3)))
-        assert boris.lane.connections == 3
+        assert boris.connections == 3
 
 
 async def test_a_stream_that_breaks_takes_its_connection_with_it() -> None:
@@ -57,8 +57,8 @@ async def test_a_stream_that_breaks_takes_its_connection_with_it() -> None:
         assert await theirs.receive(timeout_s=WAIT_S) == b"half of it"
         with pytest.raises(StreamBroken):
             await theirs.receive(timeout_s=WAIT_S)
-        await until(lambda: not anna.lane.connections, timeout_s=WAIT_S)
-        await until(lambda: not boris.lane.connections, timeout_s=WAIT_S)
+        await until(lambda: not anna.connections, timeout_s=WAIT_S)
+        await until(lambda: not boris.connections, timeout_s=WAIT_S)
         await one_round(anna, boris, 1)
 
 
@@ -72,7 +72,7 @@ async def test_a_frame_sent_after_the_end_of_a_stream_is_no_part_of_the_next() -
         theirs.abort()  # its handler has heard enough
         await ours.send(b"and another thing", timeout_s=WAIT_S)
         ours.abort()
-        await until(lambda: not boris.lane.connections, timeout_s=WAIT_S)
+        await until(lambda: not boris.connections, timeout_s=WAIT_S)
         assert boris.served.empty()
         await one_round(anna, boris, 1)
 
@@ -96,7 +96,7 @@ async def test_an_abort_is_noticed_at_once_and_the_connection_is_not_used_again(
         finishing.cancel()  # before anybody has said that END was heard
         await asyncio.wait((finishing,))
         ours.abort()
-        await until(lambda: not anna.lane.connections, timeout_s=WAIT_S)
+        await until(lambda: not anna.connections, timeout_s=WAIT_S)
 
 
 async def test_a_side_that_goes_on_when_the_other_is_done_loses_the_connection(
@@ -112,7 +112,7 @@ async def test_a_side_that_goes_on_when_the_other_is_done_loses_the_connection(
         await finishing
         ours.abort()
         await theirs.send(b"and another thing", timeout_s=WAIT_S)
-        await until(lambda: not anna.lane.connections, timeout_s=WAIT_S)
+        await until(lambda: not anna.connections, timeout_s=WAIT_S)
 
 
 async def test_a_receiver_that_waits_for_more_hears_that_there_is_none() -> None:
@@ -130,13 +130,13 @@ async def test_a_receiver_that_waits_for_more_hears_that_there_is_none() -> None
             await ours.receive(timeout_s=WAIT_S)
         await serving
         ours.abort()
-        assert anna.lane.idle(BORIS) == 1
+        assert anna.idle(BORIS) == 1
 
 
 async def test_nobody_waits_long_for_a_connection_and_the_next_stream_has_it() -> None:
     async with pair(LaneSettings(wait_s=0.0)) as (anna, boris):
         assert await anna.lane.open(BORIS, "/test", timeout_s=WAIT_S) is None
-        await until(lambda: anna.lane.idle(BORIS) == 1, timeout_s=WAIT_S)
+        await until(lambda: anna.idle(BORIS) == 1, timeout_s=WAIT_S)
         await one_round(anna, boris, 1)
 
 
@@ -146,7 +146,7 @@ async def refused(anna: End) -> None:
     asked = anna.asked
     assert await anna.lane.open(BORIS, "/test", timeout_s=WAIT_S) is None
     assert anna.asked == asked
-    await until(lambda: not anna.lane.connections, timeout_s=WAIT_S)
+    await until(lambda: not anna.connections, timeout_s=WAIT_S)
 
 
 async def test_a_peer_without_a_lane_is_left_alone_for_a_while() -> None:
@@ -195,7 +195,7 @@ async def test_without_a_ticket_and_both_of_its_keys_there_is_no_lane(
         anna.change = lambda offer: replaced(offer, **change)
         await refused(anna)
         assert boris.served.empty()
-        await until(lambda: not boris.lane.connections, timeout_s=WAIT_S)
+        await until(lambda: not boris.connections, timeout_s=WAIT_S)
 
 
 async def test_behind_a_router_others_are_told_its_port() -> None:
@@ -267,7 +267,7 @@ async def test_a_stranger_is_turned_away_when_its_time_is_over(said: bytes) -> N
         async with asyncio.timeout(WAIT_S):
             assert await reader.read(1000) == b""
         writer.transport.abort()
-        await until(lambda: not boris.lane.connections, timeout_s=WAIT_S)
+        await until(lambda: not boris.connections, timeout_s=WAIT_S)
         assert boris.lane.counters["turned_away"] == 1
 
 
@@ -282,7 +282,7 @@ async def test_bytes_that_are_no_ticket_are_turned_away_at_once(said: bytes) -> 
             with contextlib.suppress(ConnectionResetError):
                 assert await reader.read(100) == b""
         writer.transport.abort()
-        await until(lambda: not boris.lane.connections, timeout_s=WAIT_S)
+        await until(lambda: not boris.connections, timeout_s=WAIT_S)
         assert boris.lane.counters["turned_away"] == 1
 
 
@@ -351,12 +351,12 @@ async def test_the_oldest_stranger_gives_way_to_one_that_has_a_ticket(said: byte
         for _ in range(2):
             strangers.append(await asyncio.open_connection(HERE, boris.lane.port))
             strangers[-1][1].write(said)
-        await until(lambda: boris.lane.connections == 2, timeout_s=WAIT_S)
+        await until(lambda: boris.connections == 2, timeout_s=WAIT_S)
         await one_round(anna, boris, 1)
         async with asyncio.timeout(WAIT_S):
             assert await strangers[0][0].read(1) == b""
         assert boris.lane.counters["refused"] == 1
-        assert boris.lane.connections == 2
+        assert boris.connections == 2
         for _, writer in strangers:
             writer.transport.abort()
 
@@ -366,13 +366,13 @@ async def test_a_flood_from_one_address_drops_its_own_connections() -> None:
     async with pair(there=few) as (_, boris):
         port = boris.lane.port
         elsewhere = await asyncio.open_connection(HERE, port, local_addr=("127.0.0.2", 0))
-        await until(lambda: boris.lane.connections == 1, timeout_s=WAIT_S)
+        await until(lambda: boris.connections == 1, timeout_s=WAIT_S)
         flood = [await asyncio.open_connection(HERE, port) for _ in range(9)]
         async with asyncio.timeout(WAIT_S):
             for reader, _ in flood[:-2]:
                 assert await reader.read(1) == b""
         assert boris.lane.counters["refused"] == 7
-        assert boris.lane.connections == 3
+        assert boris.connections == 3
         with pytest.raises(TimeoutError):
             await asyncio.wait_for(elsewhere[0].read(1), 0.1)
         for _, writer in [elsewhere, *flood]:
@@ -448,8 +448,8 @@ async def test_a_connection_that_nobody_uses_is_closed(impatient: PeerId) -> Non
         await asyncio.gather(theirs.finish(timeout_s=WAIT_S), ours.receive(timeout_s=WAIT_S))
         ours.abort()
         theirs.abort()
-        await until(lambda: not anna.lane.connections, timeout_s=WAIT_S)
-        await until(lambda: not boris.lane.connections, timeout_s=WAIT_S)
+        await until(lambda: not anna.connections, timeout_s=WAIT_S)
+        await until(lambda: not boris.connections, timeout_s=WAIT_S)
 
 
 async def test_a_connection_in_use_is_not_idle() -> None:
@@ -468,7 +468,7 @@ async def test_a_kept_connection_whose_other_end_sleeps_holds_nobody_up_twice() 
         await asyncio.gather(*ended, *heard)
         for stream in (*ours, *theirs):
             stream.abort()
-        await until(lambda: anna.lane.idle(BORIS) == 2, timeout_s=WAIT_S)
+        await until(lambda: anna.idle(BORIS) == 2, timeout_s=WAIT_S)
         anna.lane.settings = LaneSettings(answer_timeout_s=0.05)
         boris.lane.heard = lambda connection, message: None
         await refused(anna)
@@ -478,7 +478,7 @@ async def test_a_peer_whose_kept_connection_is_stale_is_dialled_anew_at_once() -
     """A router had forgotten the connection: bulk data went through the daemon for 30 s."""
     async with pair() as (anna, boris):
         await one_round(anna, boris, 1)
-        await until(lambda: anna.lane.idle(BORIS) == 1, timeout_s=WAIT_S)
+        await until(lambda: anna.idle(BORIS) == 1, timeout_s=WAIT_S)
         stale, hear = set(boris.lane._served), boris.lane.heard
         boris.lane.heard = lambda connection, message: (
             None if connection in stale else hear(connection, message)
@@ -491,7 +491,7 @@ async def test_a_good_connection_is_not_cut_because_the_time_to_open_a_stream_is
     """One that was dialled in the last moment was cut, and the peer was left alone for 30 s."""
     async with pair() as (anna, boris):
         await one_round(anna, boris, 1)
-        await until(lambda: anna.lane.idle(BORIS) == 1, timeout_s=WAIT_S)
+        await until(lambda: anna.idle(BORIS) == 1, timeout_s=WAIT_S)
         assert await anna.lane.open(BORIS, "/test", timeout_s=0.0) is not None
         assert anna.lane.counters["dialled"] == 1
 
@@ -506,7 +506,7 @@ async def test_stale_connections_leave_room_for_a_new_one() -> None:
         await asyncio.gather(*ended, *heard)
         for stream in (*ours, *theirs):
             stream.abort()
-        await until(lambda: anna.lane.idle(BORIS) == 2, timeout_s=WAIT_S)
+        await until(lambda: anna.idle(BORIS) == 2, timeout_s=WAIT_S)
         stale, hear = set(boris.lane._served), boris.lane.heard
         boris.lane.heard = lambda connection, message: (
             None if connection in stale else hear(connection, message)

@@ -201,11 +201,11 @@ async def test_of_connections_over_ipv4_and_ipv6_one_is_kept_and_the_other_one_c
         assert sorted(families) == sorted(2 * [socket.AF_INET, socket.AF_INET6])
         await one_round(anna, boris, 1000)
         await until(lambda: not boris.lane._strangers, timeout_s=WAIT_S)
-        assert (anna.lane.connections, boris.lane.connections) == (1, 1)
+        assert (anna.connections, boris.connections) == (1, 1)
         assert boris.meetings._under_way == 0
         assert files_open() == before + 2, "one connection, and both ends"
         anna.lane.forget(BORIS)
-        await until(lambda: boris.lane.connections == 0, timeout_s=WAIT_S)
+        await until(lambda: boris.connections == 0, timeout_s=WAIT_S)
     await closed(anna, boris)
 
 

@@ -289,7 +289,7 @@ async def test_streams_go_through_a_relay_where_no_meeting_succeeds() -> None:
     homes = Homes()
     for size in (0, FRAME_MAX_BYTES):
         await one_round(homes.anna, homes.boris, size)
-        await until(lambda: homes.anna.lane.idle(BORIS) == 1, timeout_s=WAIT_S)
+        await until(lambda: homes.anna.idle(BORIS) == 1, timeout_s=WAIT_S)
     assert homes.anna.lane.paths()[BORIS] is Path.RELAYED
     assert homes.boris.lane.paths()[ANNA] is Path.RELAYED
     assert homes.relay.counters["circuits"] == 1
