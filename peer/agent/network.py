@@ -38,7 +38,7 @@ from peer.agent.services import Seat
 from peer.bridge.settings import PeerSettings
 from peer.guest.enforcement import Guest
 from peer.joining.link import short_link
-from peer.rules.others import hubs, outdated, to_meet
+from peer.rules.others import hubs, to_meet
 from peer.status import PeerStatus
 from peer.storage.address import keep_link, keep_port, kept_port, listen_briefly, with_port
 from peer.storage.credentials import DIRECTIVES_FILE
@@ -240,8 +240,6 @@ class Network:
         self._on_serves = on_serves
         self._followed = ""
         self._kept_link = ""
-        self._told_outdated = False
-        """This peer's release was found to be older than those of most others."""
         self._banned: asyncio.Queue[tuple[PeerId, str]] = asyncio.Queue()
         self.counts: Callable[[PeerId], bool] = lambda peer: True
         """True if what a member says of itself counts."""
@@ -347,14 +345,6 @@ class Network:
         self._absent.update(absent)
         if self.host.lane is not None:
             self.host.lane.relay.set_rate(self._guest.relay_bytes_s)
-
-    def found_outdated(self) -> str | None:
-        """That most of the run's peers have been upgraded, and this one has not: once, in words."""
-        if self._told_outdated:
-            return None
-        text = outdated([member.record for member in self.live_members()])
-        self._told_outdated = text is not None
-        return text
 
     def may_train(self, peer: PeerId) -> bool:
         """True if the run admits a peer as a learner, and not only as a keeper."""

@@ -479,8 +479,6 @@ class Peer:
         """Look at who is here now, and report what people have to know about it."""
         network = self.network
         network.refresh()
-        if (text := network.found_outdated()) is not None:
-            self.event("outdated", text=text)
         self.notice_company(reachable=True if network.can_serve else network.presence.reachable)
 
     def notice_company(self, *, reachable: bool | None) -> None:

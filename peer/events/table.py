@@ -353,7 +353,7 @@ _ROWS = (
                 "the run ended with several models; this peer's is {model}, others differ: {text}"
             ),
         },
-        "hello_refused identity_in_use outdated directive invite_ends not_admitted "
+        "hello_refused identity_in_use directive invite_ends not_admitted "
         "cache_unreadable cache_unwritable state_place page_not_served loop_mistake",
     ),
     *_rows(
@@ -472,7 +472,7 @@ agent_died cache_unreadable cache_unwritable catch_up_failed checkpoint_failed c
 codecs_not_compiled compile_failed convicted discarded disk_full diverged drain_cut_short
 export_failed founded_apart frozen_differs given_up hello_refused identity_in_use invite_ends
 jump_allowed jump_refused left_apart link_limited loop_mistake nobody_reduces not_a_commit
-not_admitted not_finite not_measured optimizer_not_restored outdated page_not_served port_taken
+not_admitted not_finite not_measured optimizer_not_restored page_not_served port_taken
 proof_not_kept publish_failed same_batches spot_check_failed state_in_memory stays_apart
 trainer_rests went_over work_lost
 """

@@ -3,8 +3,6 @@
 **Who can be dialled.** Rounds need a peer that the others can dial: it leads them, and takes their
 uploads. If all peers are behind routers, nothing is merged, and nothing else tells why.
 
-**Which releases they run** is shown to people; only protocol numbers decide anything.
-
 **Two histories of a run that was founded twice.** Founders with equal first weights, which the run
 file's seed gives, begin one history, and nothing here is for them. States that grew from other
 first weights are never averaged. A founding is named by the versions 0 of all fragments; its weight
@@ -19,18 +17,14 @@ harm.
 from __future__ import annotations
 
 import math
-import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
 
 import blake3
 import numpy as np
 
 from dht.identity import PeerId, RunId
-from dht.protocol import NEWEST, RELEASE, UPGRADE
-from dht.records import PeerRecord
 from peer.status import HeldOut, PeerStatus
 
 STUCK_AFTER_S = 30.0
@@ -102,40 +96,6 @@ class Reach:
             return False
         self._was_said = True
         return True
-
-
-Newness: TypeAlias = tuple[int, tuple[int, ...]]
-"""Newest protocol number, and the numbers of the release."""
-
-_NUMBER = re.compile(r"[0-9]{1,9}")
-
-
-def newness(protocol: int, release: str) -> Newness:
-    """A key that is greater for a later release."""
-    return protocol, tuple(int(number) for number in _NUMBER.findall(release)[:4])
-
-
-def outdated(
-    others: Sequence[PeerRecord], *, protocol: int = NEWEST, release: str = RELEASE
-) -> str | None:
-    """A sentence with the command if most of these peers run a later release; else ``None``."""
-    ours = newness(protocol, release)
-    newer = [each for each in others if newness(each.protocol[1], each.release) > ours]
-    if 2 * len(newer) <= len(others) + 1:
-        return None
-    said = _most_frequent(each.release for each in newer)
-    number = max(each.protocol[1] for each in newer)
-    theirs = f"release {said}" if said and said != release else f"protocol {number}"
-    mine = release if said and said != release else str(protocol)
-    return (
-        f"{len(newer)} of {len(others)} other peers run {theirs}, this one {mine}: upgrade it "
-        f"with {UPGRADE} and start it again, as the release after theirs may refuse it"
-    )
-
-
-def _most_frequent(releases: Iterable[str]) -> str:
-    ((release, _),) = Counter(sorted(releases)).most_common(1)
-    return release
 
 
 @dataclass(frozen=True, slots=True, order=True)

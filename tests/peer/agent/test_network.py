@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import cast
 
 import pytest
 
@@ -14,8 +14,6 @@ from dht.identity import PeerId
 from dht.libp2p.lane.lane import Lane
 from dht.memory.virtual_loop import run
 from dht.presence.presence import Presence
-from dht.protocol import NEWEST, UPGRADE
-from dht.records import PeerRecord
 from peer import status
 from peer.agent.network import MEET_EVERY_S, STATUS_WITHIN_S, Meetings, Network
 from peer.rules.others import HUBS_MAX, hubs, to_meet
@@ -152,24 +150,6 @@ def test_meetings_end_when_a_member_comes_that_can_be_dialled() -> None:
     members: dict[PeerId, bool | None] = {BORIS: False}
     meetings, seen = after(network, members, lambda: members.update({CLARA: True}))
     assert seen == [True, False] and not meetings.met
-
-
-def test_a_peer_that_is_behind_most_others_says_so_once_with_the_command() -> None:
-    members: list[SimpleNamespace] = []
-    me: Any = SimpleNamespace(_told_outdated=False, live_members=lambda: members)
-
-    def look(*newest: int) -> str | None:
-        members[:] = [
-            SimpleNamespace(record=PeerRecord(protocol=(1, number), role="learner", incarnation=1))
-            for number in newest
-        ]
-        return Network.found_outdated(me)
-
-    assert look(NEWEST, NEWEST + 1) is None
-    text = look(NEWEST, NEWEST + 1, NEWEST + 1, NEWEST + 1)
-    assert look(NEWEST + 1, NEWEST + 1, NEWEST + 1, NEWEST + 1) is None
-    assert text is not None and f"{UPGRADE}" in text
-    assert text.startswith(f"3 of 4 other peers run protocol {NEWEST + 1}, this one {NEWEST}")
 
 
 def at_least(count: int) -> Callable[[Sequence[PeerStatus]], bool]:
