@@ -57,7 +57,6 @@ HARMLESS = {
     "tried addresses": "the addresses of a peer are tried once more",
     "distances": "set anew at each look, and connected peers are the youngest",
     "holders": "the key is searched for again",
-    "losses": "one figure of a peer that this one asked itself",
     "marks": "the own learner's",
     "met addresses": "used for one verdict",
     "open bundles": "the own data",

@@ -673,7 +673,7 @@ dht.membership.table.PeerTable._order
 dht.membership.table.PeerTable._news
 peer.agent.peer.Peer.view
 peer.agent.peer.Peer.absent
-peer.agent.network.Network.foundings""",
+peer.agent.network.Network.told""",
     "RUNS_MAX live runs, half of them those that are here for longest, and as many others": """
 peer.extras.hosting.run_pages.RunPages._runs""",
     "contributors that were news, MET_MAX of them": """

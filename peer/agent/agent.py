@@ -79,6 +79,7 @@ from peer.rules.leaving import Departure
 from peer.rules.ledger import APART, GivenUpWork
 from peer.run_file.reading import from_canonical
 from peer.status import WORDS_MAX, HeldOut, PeerStatus, Training
+from peer.storage.address import kept_link
 from peer.storage.home import KEY
 
 logger = logging.getLogger("peer.agent")
@@ -142,6 +143,8 @@ class Agent(Role):
             started_at=begin.started_at,
         )
         self.peer = peer = Peer(seat, layout, guest, self)
+        if begin.restarts:
+            peer.link_told = kept_link(directory)
         self.port = self.learner = SlotPort(
             memory,
             peer.me,
@@ -271,6 +274,7 @@ class Agent(Role):
 
     def _tell_report(self) -> PeerStatus:
         """Tell the trainer the run as this peer sees it now. Returns this peer's status."""
+        self.peer.tell_link()  # first: who waits for the report may tell it at once
         peer, status = self.peer, status_of(self.peer)
         own, *others = sorted(rows_of(peer, status), key=lambda row: not row.you)
         self._line.say(

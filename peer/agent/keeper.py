@@ -31,7 +31,6 @@ from peer.agent.peer import OBEY_EVERY_S, Peer
 from peer.agent.services import Fields, FirstStates, Role, Seat
 from peer.errors import ExitCode
 from peer.guest.enforcement import Guest
-from peer.joining.link import is_news, tell_link
 from peer.rules.leaving import Departure
 from peer.rules.others import agree, first_asked, heaviest
 from peer.status import PeerStatus
@@ -132,7 +131,6 @@ class Keeper(Role):
         self.peer = Peer(seat, layout, guest, self)
         self._on_event = on_event
         self._until = until
-        self._link: str | None = None
         self._behind = 0
         self._turn = 0
         """Number of times that others were asked for newer versions."""
@@ -215,10 +213,7 @@ class Keeper(Role):
                 peer.enter_phase("ready", "keeping the run's state", 1.0)
             peer.update_record(trains=False, step_time_s=None, merged=0.0)
             self._ask_those_ahead(averager)
-            link = peer.network.link()
-            if link and is_news(link, self._link):
-                self._link = link
-                tell_link(link, peer.run_file, self._on_event)
+            peer.tell_link()
             await asyncio.sleep(1.0)
 
     def _ask_those_ahead(self, averager: Averager) -> None:

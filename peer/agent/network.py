@@ -12,6 +12,7 @@ import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import replace
+from typing import NamedTuple
 
 from multiaddr import Multiaddr
 
@@ -19,7 +20,6 @@ from averaging.rules.peer_view import PeerView
 from averaging.rules.sites import site_name
 from dht import addresses as address_rules
 from dht import protocol
-from dht.bounded_mapping import BoundedMapping, by_age
 from dht.errors import DhtError
 from dht.identity import PeerId
 from dht.libp2p.hivemind_host import HivemindHost, HostSettings
@@ -40,7 +40,7 @@ from peer.guest.enforcement import Guest
 from peer.joining.link import short_link
 from peer.rules.others import hubs, to_meet
 from peer.status import PeerStatus
-from peer.storage.address import keep_link, keep_port, kept_port, listen_briefly, with_port
+from peer.storage.address import keep_port, kept_port, listen_briefly, with_port
 from peer.storage.credentials import DIRECTIVES_FILE
 from peer.storage.home import PEERS
 from peer.storage.proofs import ProofFolder
@@ -49,7 +49,6 @@ logger = logging.getLogger(__name__)
 
 STATUS_WITHIN_S = 5.0
 DIALLED_WITHIN_S = 10.0
-LOSSES_MAX = 1024
 GREETED_MAX = 32
 """Limit of keepers that are greeted at once: any member may call itself one."""
 
@@ -178,6 +177,15 @@ class Meetings:
         self.met[peer] = reason is None
 
 
+class Told(NamedTuple):
+    """The part of a peer's status that is kept; anybody may have a status of any size."""
+
+    at: float
+    founding: str
+    """The name of the founding that it stands on; empty: it has no state."""
+    loss: float | None
+
+
 class Network:
     """A peer's host, its presence on it, and the other peers, as far as they are known."""
 
@@ -227,19 +235,14 @@ class Network:
         """The host for everything that only peers of the run may use."""
         self.dialled = asyncio.Event()
         """Set when it is known whether other peers can dial this one."""
-        self.foundings: dict[PeerId, str] = {}
-        """The names of the foundings that other peers stand on, as they say."""
-        self.losses = BoundedMapping[PeerId, tuple[float, float]](
-            "losses", LOSSES_MAX, worth=by_age
-        )
-        """The newest training loss that each other peer told of, and when."""
+        self.told: dict[PeerId, Told] = {}
+        """What live peers told of themselves last."""
         self._seat = seat
         self._guest = guest
         self._view = view
         self._absent = absent
         self._on_serves = on_serves
         self._followed = ""
-        self._kept_link = ""
         self._banned: asyncio.Queue[tuple[PeerId, str]] = asyncio.Queue()
         self.counts: Callable[[PeerId], bool] = lambda peer: True
         """True if what a member says of itself counts."""
@@ -252,11 +255,6 @@ class Network:
 
     def __repr__(self) -> str:
         return f"Network({self.presence!r})"
-
-    def swarm_time(self) -> float:
-        """Unix time by the clocks of the swarm, as far as they are known."""
-        clock = self.presence.clock
-        return self.host.wall_time() + (0.0 if clock is None else clock.offset_s)
 
     # --- being reached --------------------------------------------------------------------------
 
@@ -406,14 +404,11 @@ class Network:
         finally:
             for left in asking:
                 left.cancel()
-        by_peer = {PeerId(answer.peer): answer for answer in answers}
-        self.foundings.update((peer, a.founding) for peer, a in by_peer.items() if a.founding)
-        for peer in self.foundings.keys() - self._view.keys() - by_peer.keys():
-            del self.foundings[peer]  # as many as there are live peers
-        for peer, answer in by_peer.items():
-            self.losses.pop(peer, None)
-            if answer.loss is not None:
-                self.losses[peer] = asyncio.get_running_loop().time(), answer.loss
+        now = asyncio.get_running_loop().time()
+        new = {PeerId(each.peer): Told(now, each.founding, each.loss) for each in answers}
+        for peer in self.told.keys() - self._view.keys():
+            del self.told[peer]  # as many as there are live peers
+        self.told.update(new)
         return answers
 
     def follow(self, founding: str) -> None:
@@ -422,44 +417,24 @@ class Network:
 
     def is_followed(self, peer: PeerId) -> bool:
         """True unless a peer is known to stand on another founding than the one to begin with."""
-        return self.foundings.get(peer, self._followed) == self._followed or not self._followed
+        told = self.told.get(peer)
+        return not self._followed or told is None or told.founding in ("", self._followed)
 
     # --- links ----------------------------------------------------------------------------------
 
     def link(self) -> str:
         """The link for others to join by; empty until this peer knows an address of its own."""
         # Bootstrap peers stay where they are. Then the owner's choice, or that of a link.
-        return self._link_by(map(Multiaddr, self._seat.settings.seeds))
+        return self.link_by(map(Multiaddr, self._seat.settings.seeds))
 
-    def public_link(self) -> str:
-        """The link with addresses of hosts alone: bootstrap peers, this peer, and keepers.
-
-        Those of learners are nobody's to publish, unless the run file does. Empty until this peer
-        knows an own address.
-        """
-        known = [address for keeper in self.keepers() for address in self._addresses_of(keeper)[:1]]
-        return self._link_by([*self._seat.run.seed_addresses, *known])
-
-    def _addresses_of(self, peer: PeerId) -> Sequence[Multiaddr]:
-        member = self.presence.table.get(peer)
-        if member is None:
-            return ()
-        return [address_rules.with_peer(address, peer) for address in member.addresses]
-
-    def _link_by(self, seeds: Iterable[Multiaddr]) -> str:
+    def link_by(self, seeds: Iterable[Multiaddr]) -> str:
+        """The same with other addresses besides those of bootstrap peers and of this peer."""
         own = self.presence.addresses
         if not own:
             return ""
         first = [*self.presence.bootstrap_seeds, *seeds]
         mine = [address_rules.with_peer(address, self._seat.me) for address in own]
         return str(short_link(self._seat.run.run_id, seeds=first, own=mine))
-
-    def keep_link(self) -> None:
-        """Keep the link for ``shoal status``."""
-        link = self.link()
-        if link and link != self._kept_link:
-            self._kept_link = link
-            keep_link(self._seat.directory, link)
 
 
 def peer_view(member: Member, *, met: bool = False) -> PeerView:

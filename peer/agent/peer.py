@@ -40,6 +40,7 @@ from peer.events.names import Names
 from peer.events.table import REPORTED, audience_of, in_story
 from peer.guest.enforcement import Guest
 from peer.guest.machine import place_of_state
+from peer.joining.link import is_news, tell_link
 from peer.rules.ending import LAST_ROUND_S, CameToNothing, Ending, Heard, Merged, seconds_left
 from peer.rules.leaving import Departure, LastOffers
 from peer.rules.others import Founding, HeldOutLoss, Reach, nobody_reduces
@@ -48,6 +49,7 @@ from peer.status import (
     PeerStatus,
     merges_alone_from,
 )
+from peer.storage.address import keep_link
 from peer.storage.checkpoint import CheckpointFolder
 from peer.storage.earlier import KeptState, load_last_seen, save_state
 from peer.storage.good_states import GoodStates
@@ -168,6 +170,9 @@ class Peer:
         self._failures = Repeats()
         self._lines = Rate[str].in_a_minute(LINES_PER_MINUTE)
         self._reach = Reach()
+        self.link_told: str | None = None
+        """The link that people were told last."""
+        self._link_kept = ""
 
     def __repr__(self) -> str:
         return f"Peer({self.me}, run={self.run_id[:8]}, phase={self.phase})"
@@ -499,6 +504,17 @@ class Peer:
         ):
             self.event("nobody_reduces", text=nobody_reduces(1 + learners), peers=1 + learners)
 
+    def tell_link(self) -> None:
+        """Keep the link for ``shoal status``, and tell it unless the one told before is as good."""
+        link = self.network.link()
+        if not link or link == self._link_kept:
+            return
+        self._link_kept = link
+        keep_link(self.directory, link)
+        if is_news(link, self.link_told):
+            self.link_told = link
+            tell_link(link, self.run_file, self.tell)
+
     def ban(self, peer: PeerId, what: str) -> None:
         """Have nothing to do with a peer that is proved to have lied."""
         banned = self.network.presence.door.admission.convicted
@@ -547,7 +563,6 @@ class Peer:
                 bytes_sent=self.guest.sent_bytes,
             ),
         )
-        self.network.keep_link()
 
 
 PAUSE_FIRST_S = 60.0

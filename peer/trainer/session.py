@@ -47,7 +47,6 @@ from peer.bridge.messages import (
 from peer.errors import LeftEarly, LoopWarning, RunLost, explained
 from peer.events.sentences import worded
 from peer.events.table import TABLE, Audience, audience_of, on_screen
-from peer.joining.link import is_news, tell_link
 from peer.rules.leaving import Stay, stay
 from peer.run_file.reading import with_settings
 from peer.run_file.sections import RunFile
@@ -125,8 +124,6 @@ class Run(Rank):
         self._reads_ahead = False
         self._trials: Trials | None = None
         """Trials of others' contributions, where the run asks for them."""
-        self._link_seen: str | None = None
-        self._link_told: str | None = None
         self._tell_progress_at = 0.0
         self._merged_at: list[int] = []
         """The step of the last merge of each fragment."""
@@ -164,7 +161,6 @@ class Run(Rank):
             arrive(parts, self._news, leaving)
             cycle = parts.run_file.outer.steps_per_cycle
             self._merged_at = first_merges(parts.memory.fragments, cycle)
-            self._tell_link()
             self._news.deliver()
             self._open.callback(parts.inner.close)
             if parts.run_file.policy.spot_checks:
@@ -372,7 +368,6 @@ class Run(Rank):
             if learner.steps:
                 self._merged_at[fragment] = learner.steps
             self._news.add("adopted", {"fragment": fragment, "version": version})
-        self._tell_link()
         self._news.deliver()
         return bool(adopted)
 
@@ -409,15 +404,6 @@ class Run(Rank):
             time.sleep(REST_LOOK_S)
         restart_broken_moments(parts.plan.model, parts.plan.optimizers)
         self._agree()
-
-    def _tell_link(self) -> None:
-        """Report the link once, and again when the one told before is of less use."""
-        link = self.link
-        if link != self._link_seen and link is not None:
-            self._link_seen = link
-            if is_news(link, self._link_told):
-                self._link_told = link
-                tell_link(link, self.run_file, self._news.add)
 
     def state_dict(self) -> dict[str, Any]:
         """This peer's place in the run, for a checkpoint of the caller's beside the model.

@@ -151,12 +151,16 @@ def begin(peer: Peer) -> Crediting:
         await network.presence.connect(other, timeout_s=ASK_WITHIN_S)
         return await wire.CALL.ask(network.host, other, run, known, timeout_s=ASK_WITHIN_S)
 
+    def swarm_time() -> float:
+        clock = network.presence.clock
+        return network.host.wall_time() + (0.0 if clock is None else clock.offset_s)
+
     return Crediting(
         peer.seat.identity,
         run,
         peer.directory,
         name="" if is_default(name, peer.me) else name,
-        wall_time=network.swarm_time,
+        wall_time=swarm_time,
         around=Around(network.guarded, ask, network.followers),
     )
 

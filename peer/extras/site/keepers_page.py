@@ -18,6 +18,7 @@ from typing import Any
 import msgspec
 
 from averaging.live.averager import Averager
+from dht.addresses import with_peer
 from dht.errors import BUSY
 from dht.identity import PeerId
 from dht.limits import Rate
@@ -219,7 +220,11 @@ class ShownRun(Service):
         saved_at, counted_at = loop.time(), float("-inf")
         while True:
             network, now = self._peer.network, loop.time()
-            recent = [loss for at, loss in network.losses.values() if now - at <= LOSS_AGE_MAX_S]
+            recent = [
+                told.loss
+                for told in network.told.values()
+                if told.loss is not None and now - told.at <= LOSS_AGE_MAX_S
+            ]
             self._record.sample(network.host.wall_time(), self._peer.merged_tokens(), recent)
             if now - counted_at >= COUNT_EVERY_S:
                 counted_at = now
@@ -248,7 +253,7 @@ class ShownRun(Service):
             at=network.host.wall_time(),
             **described(here.owner.run_now, parameters=count_text(here.layout.size)),
             needs=self._needs,
-            link=network.public_link(),
+            link=public_link(here),
             tokens=here.merged_tokens(),
             ended_at=here.ending.ended_at,
             learners=learners,
@@ -279,6 +284,17 @@ class ShownRun(Service):
             alike = {name: getattr(entry, name) for name in fields if hasattr(entry, name)}
             return Latest(**alike, path=f"exports/{entry.name}/{entry.weights}", url=self._hub)
         return None
+
+
+def public_link(here: Peer) -> str:
+    """The link with addresses of hosts alone: bootstrap peers, this peer, and keepers.
+
+    Those of learners are nobody's to publish, unless the run file does. Empty until this peer
+    knows an own address.
+    """
+    keepers = [m for m in here.network.live_members() if m.record.role == "keeper"]
+    known = [with_peer(address, each.peer) for each in keepers for address in each.addresses[:1]]
+    return here.network.link_by([*here.run_file.seed_addresses, *known])
 
 
 def needs_words(run: RunFile) -> str:

@@ -203,6 +203,7 @@ async def live(line: TrainerLine, bell_at: int, memory: SharedTensors) -> None:
         if tokens:  # as an agent that has only just fetched the run's states
             line.say(report(me, [], 0, 0))
             await asyncio.sleep(0.3)
+        line.say(Happened("link", {"link": LINK, "limit": None, "by_program": True}))
         line.say(report(me, states, 0, tokens))
         line.say(Phase(name="ready", text="ready", done=1.0))
         due = int(os.environ.get("LONE_AGENT_EVERY", "5"))

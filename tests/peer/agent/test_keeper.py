@@ -28,6 +28,7 @@ from peer.agent.life import take_part
 from peer.agent.network import GREETED_MAX, KEEPS, Network
 from peer.agent.peer import Peer
 from peer.agent.services import Service
+from peer.extras.site.keepers_page import public_link
 from peer.joining.link import parse_link
 from peer.rules.leaving import Departure
 from peer.storage.progress import ProgressFile, read_progress
@@ -62,8 +63,8 @@ async def test_links_name_a_bootstrap_host_before_the_peer_itself(
         def named(link: str) -> list[PeerId | None]:
             return [peer_of(seed) for seed in parse_link(link).seeds]
 
-        await until(lambda: peer_of(host) in named(network.public_link()), within_s=30, what="it")
-        assert named(network.public_link()) == [peer_of(host), peer.me]
+        await until(lambda: peer_of(host) in named(public_link(peer)), within_s=30, what="it")
+        assert named(public_link(peer)) == [peer_of(host), peer.me]
         assert named(network.link()) == [peer_of(host), peer.me]
 
 

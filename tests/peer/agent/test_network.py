@@ -172,8 +172,7 @@ async def test_those_who_have_not_answered_are_waited_for_until_there_is_enough(
             presence=Homes(),
             host=None,
             _view={},
-            foundings={},
-            losses={},
+            told={},
             _seat=SimpleNamespace(run=SimpleNamespace(run_id="run")),
         ),
     )

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator
 from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 import numpy as np
@@ -36,6 +36,7 @@ from peer.rules.leaving import Departure
 from peer.rules.limits import Limits
 from peer.run_file.reading import parse
 from peer.status import HeldOut
+from peer.storage.address import kept_link
 from peer.storage.earlier import load_state
 from peer.storage.outer_state import OuterState
 from peer.views.event_log import read_events
@@ -618,3 +619,20 @@ def test_another_sentence_is_told_at_once_and_few_are_remembered() -> None:
     assert repeats.is_due("it broke", now=0.0)
     assert all(repeats.is_due(f"reason {n}", now=1.0) for n in range(2 * SENTENCES_MAX))
     assert len(repeats._told) <= SENTENCES_MAX
+
+
+@pytest.mark.parametrize("told_before", [False, True])
+def test_a_link_is_told_when_the_one_before_leads_nowhere_and_kept_each_time(
+    made: tuple[Peer, Hearing], told_before: bool
+) -> None:
+    peer, hearing = made
+    me = peer.me
+    addresses = [f"/ip4/203.0.113.{host}/tcp/7700/p2p/{me}" for host in (7, 7, 8)]
+    links = ["", *(f"shoal://{peer.run_id}?seed={address}" for address in addresses)]
+    peer.link_told = links[1] if told_before else None  # by an agent that has died
+    for link in links:
+        peer.network = cast(Any, SimpleNamespace(link=lambda link=link: link))
+        peer.tell_link()
+        assert kept_link(peer.directory) == (link or None)
+    told = [fields["link"] for name, fields in hearing.heard if name == "link"]
+    assert told == [*([] if told_before else links[1:2]), links[3]]
