@@ -12,7 +12,6 @@ import os
 import signal
 import subprocess
 import sys
-from dataclasses import dataclass
 
 import msgspec
 from torch import nn
@@ -40,8 +39,7 @@ WAIT_MAX_S = 600.0
 """A machine that is busy gives the child little time."""
 
 
-@dataclass(frozen=True, slots=True)
-class Size:
+class Size(msgspec.Struct, frozen=True):
     """Number of trained parameters of a model, and the memory of what is not trained."""
 
     parameters: int
@@ -50,14 +48,6 @@ class Size:
     frozen: int = 0
     """Number of parameters of the base below adapters."""
     frozen_bytes: int = 0
-
-
-class _Answer(msgspec.Struct, frozen=True):
-    parameters: int = 0
-    buffer_bytes: int = 0
-    frozen: int = 0
-    frozen_bytes: int = 0
-    problem: str | None = None
 
 
 def size_of(run: RunFile) -> Size:
@@ -86,14 +76,14 @@ def size_of(run: RunFile) -> Size:
     if ended_by_limit(child.returncode) or child.returncode == -signal.SIGKILL:
         raise _refused(f"it took more than {PROCESSOR_MAX_S} s of processor time, or all memory")
     try:
-        answer = msgspec.json.decode(child.stdout.splitlines()[-1], type=_Answer)
+        answer = msgspec.json.decode(child.stdout.splitlines()[-1], type=Size | str)
     except (msgspec.MsgspecError, IndexError):
         lines = child.stderr.decode(errors="replace").split("\n")
         last = next((line for line in reversed(lines) if line.strip()), "nothing was said")
         raise _refused(f"it ended with status {child.returncode}: {last[:300]}") from None
-    if answer.problem is not None:
-        raise RunFileError("run file", [Fault("model.config", answer.problem)])
-    return Size(answer.parameters, answer.buffer_bytes, answer.frozen, answer.frozen_bytes)
+    if isinstance(answer, str):
+        raise RunFileError("run file", [Fault("model.config", answer)])
+    return answer
 
 
 def _refused(reason: str) -> RunFileError:
@@ -119,7 +109,8 @@ def measured(recipe: Model, model: nn.Module) -> Size:
 # The child
 
 
-def _count(recipe: HfModel) -> _Answer:
+def _count(recipe: HfModel) -> Size | str:
+    """The size of a model, or why it cannot be counted."""
     import transformers
 
     # Loaded before the limits: the size of libraries depends on the machine.
@@ -131,16 +122,13 @@ def _count(recipe: HfModel) -> _Answer:
     limit_memory(MEMORY_MAX_BYTES)
     limit_processor(PROCESSOR_MAX_S)
     try:
-        size = measured(recipe, build_hf(recipe, random_seed=0, weights=False))
+        return measured(recipe, build_hf(recipe, random_seed=0, weights=False))
     except RunFileError as error:
-        return _Answer(problem=error.faults[0].problem)
+        return error.faults[0].problem
     except (MemoryError, SystemError, OSError) as error:
         if not ran_out_of_memory(error):
             raise
-        return _Answer(
-            problem=f"model.config takes more than {MEMORY_MAX_BYTES >> 20} MB to be counted"
-        )
-    return _Answer(size.parameters, size.buffer_bytes, size.frozen, size.frozen_bytes)
+        return f"model.config takes more than {MEMORY_MAX_BYTES >> 20} MB to be counted"
 
 
 if __name__ == "__main__":
