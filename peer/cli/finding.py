@@ -55,7 +55,7 @@ def find_known_run(where: str, directory: Path | None = None) -> FoundRun:
 
     if (link := link_in(where)) is not None:
         known = recall(link.run_id, [directory])
-        run = None if known is None else known.run_file(link.run_id)
+        run = None if known is None else known.run_file
         if run is not None:
             return FoundRun(run, link.seeds, invite=link.invite, by_link=True)
     return find(where)

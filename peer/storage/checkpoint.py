@@ -115,14 +115,6 @@ class CheckpointFolder:
         """Return whether there are checkpoints that were found damaged."""
         return any(self.folder.glob(f"*{_DAMAGED}"))
 
-    def newest_meta(self) -> Mapping[str, Any] | None:
-        """The ``meta`` of the newest checkpoint that has one; its tensors are not verified."""
-        for number in reversed(self.numbers()):
-            with contextlib.suppress(CheckpointDamaged, FileNotFoundError):
-                meta: Mapping[str, Any] = _read_meta(self.path_of(number))["meta"]
-                return meta
-        return None
-
     def save(
         self,
         tensors: Mapping[str, Tensor],

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+from blake3 import blake3
 
 from dht.identity import RunId
 from dht.whole_files import read_json, write_whole
@@ -36,7 +37,6 @@ from peer.storage.home import (
     has_been_there,
     keeper_directory,
 )
-from peer.storage.outer_state import kept_run
 
 FILE = "last_seen.json"
 STATE_FILE = "state.json"
@@ -64,10 +64,12 @@ class LastSeen(msgspec.Struct, frozen=True, kw_only=True):
         company = f", with {listed(self.names)}" if self.names else ""
         return f"last seen here on {date_text(self.at)}{reached}{company}"
 
-    def run_file(self, run_id: RunId) -> RunFile | None:
-        """The run file; ``None`` if it does not have this hash."""
+    @property
+    def run_file(self) -> RunFile | None:
+        """The run file; ``None`` if it is one of another version, or damaged."""
+        data = self.run.encode()
         try:
-            return from_canonical(self.run.encode(), run_id)
+            return from_canonical(data, blake3(data).hexdigest())
         except RunFileError:
             return None
 
@@ -105,10 +107,16 @@ def save_last_seen(folder: Path, seen: LastSeen) -> None:
     write_whole(folder / FILE, msgspec.json.encode(seen))
 
 
+def kept_run(folder: Path) -> RunFile | None:
+    """The run that the peer of this folder was in last; ``None`` if it never was in any."""
+    seen = read_json(folder / FILE, LastSeen)
+    return None if seen is None else seen.run_file
+
+
 def load_last_seen(folder: Path, run_id: RunId) -> LastSeen | None:
     """The memory of the peer of this folder; ``None`` if it never was in the run."""
-    seen = read_json(folder / FILE, LastSeen)
-    return None if seen is None or seen.run_file(run_id) is None else seen
+    run = kept_run(folder)
+    return None if run is None or run.run_id != run_id else read_json(folder / FILE, LastSeen)
 
 
 def recall(run_id: RunId, folders: Iterable[Path | None] = ()) -> LastSeen | None:

@@ -32,7 +32,6 @@ from peer.errors import CheckpointDamaged, FolderOfAnotherRun, NotWritten, PeerE
 from peer.run_file.reading import from_canonical
 from peer.run_file.sections import RunFile
 from peer.storage.checkpoint import Checkpoint, CheckpointFolder
-from peer.storage.home import OUTER
 from peer.storage.tensor_file import Tensor, write_safetensors
 
 
@@ -161,17 +160,6 @@ def load_outer(
             raise FolderOfAnotherRun(what, wanted, kept)
         return outer
     return None
-
-
-def kept_run(folder: Path) -> RunFile | None:
-    """The run of the newest checkpoint in a peer's folder; ``None`` if there is none."""
-    meta = CheckpointFolder(folder / OUTER).newest_meta()
-    if meta is None:
-        return None
-    try:
-        return from_canonical(meta["run"].encode(), meta["run_id"])
-    except (KeyError, AttributeError, RunFileError):  # of another program, or another version
-        return None
 
 
 def merged_of(states: Iterable[FragmentState | None]) -> MergedMap:

@@ -262,7 +262,9 @@ def test_an_edited_run_file_is_told_with_what_was_changed(
 ) -> None:
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
     before = RunFile(name="new", end=End(date=datetime(2020, 3, 31, tzinfo=UTC)))
-    save_checkpoint(default_directory(before.run_id), before)
+    folder = default_directory(before.run_id)
+    save_checkpoint(folder, before)
+    save_last_seen(folder, LastSeen(run=before.canonical().decode(), at=0.0))
     path = tmp_path / "new.toml"
     path.write_text(
         whole('name = "new"\n[inner]\nbatch_size = 16\n[end]\ndate = 2020-03-31T00:00:00Z\n')
@@ -271,7 +273,7 @@ def test_an_edited_run_file_is_told_with_what_was_changed(
     assert code == 2  # for the date
     assert "inner.batch_size was 32 and is 16. With them this is another run" in errors
     path.write_text(whole('name = "new"\n[end]\ndate = 2020-03-31T00:00:00Z\n'))
-    (default_directory(before.run_id) / "stranger").write_text("")  # ends the command there
+    (folder / "stranger").write_text("")  # ends the command there
     code, _, errors = said(["start", "--yes", str(path)], capsys)
     assert "not a peer's folder" in errors
     assert "another run" not in errors

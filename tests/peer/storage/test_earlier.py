@@ -4,10 +4,17 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from peer.run_file.sections import RunFile
-from peer.storage.earlier import LastSeen, load_last_seen, recall, save_last_seen
+from peer.storage.earlier import (
+    LastSeen,
+    load_last_seen,
+    recall,
+    save_last_seen,
+    told_if_edited,
+)
 
 RUN = RunFile(name="old")
 SEEN = LastSeen(run=RUN.canonical().decode(), at=1_795_380_000.0, tokens=1_234_567)
@@ -22,7 +29,7 @@ def data_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_a_record_comes_back_with_a_run_file_that_has_the_id(tmp_path: Path) -> None:
     save_last_seen(tmp_path, SEEN)
     assert load_last_seen(tmp_path, RUN.run_id) == SEEN
-    assert SEEN.run_file(RUN.run_id) == RUN
+    assert SEEN.run_file == RUN
     assert load_last_seen(tmp_path, RunFile(name="new").run_id) is None
 
 
@@ -47,3 +54,15 @@ def test_the_sentence_gives_date_tokens_and_company_where_they_are_known() -> No
     assert company.sentence == (
         "last seen here on 1970-01-01 00:00 UTC, with anna, boris and clara"
     )
+
+
+def test_an_edited_run_file_is_told_of_where_the_run_before_it_has_a_checkpoint(
+    tmp_path: Path,
+) -> None:
+    edited = msgspec.structs.replace(RUN, random_seed=RUN.random_seed + 1)
+    save_last_seen(tmp_path, SEEN)
+    assert told_if_edited(edited, tmp_path) is None, "it has no checkpoint"
+    (tmp_path / "outer").mkdir()
+    assert told_if_edited(RUN, tmp_path) is None
+    told = told_if_edited(edited, tmp_path)
+    assert told is not None and "had other settings: random_seed" in told
