@@ -35,7 +35,7 @@ from peer.data.batches.sequences import (
 from peer.data.finding import Located, files_of, text_files
 from peer.data.hub import hub_host, hub_tokenizer_file
 from peer.data.pieces import Bundle, Pieces, Preparation
-from peer.data.text.downloads import Downloads, KnownHashes, TellOf, file_sha256
+from peer.data.text.downloads import Downloads, KnownHashes, TellOf, checked_hash
 from peer.data.text.formats import (
     PIECE_BYTES,
     DataFile,
@@ -112,7 +112,6 @@ def open_files(
         cache_dir=cache_dir / "tokens",
         cache=TokenCache(cache_dir / "tokens"),
         downloads=downloads,
-        hashes=KnownHashes(cache_dir / "hashes"),
         workers=workers,
     )
 
@@ -314,23 +313,18 @@ def tokenizer_file(
         return path, end_token or own_end
     assert end_token is not None  # a run file without it is refused
     if place.is_url:
-        return (downloads or Downloads(cache_dir / "downloads")).fetch_small(place), end_token
+        return (downloads or Downloads(cache_dir / "downloads")).fetch(place), end_token
     return _local_tokenizer(place, data_dir), end_token
 
 
 def _local_tokenizer(place: Place, data_dir: Path) -> Path:
     path = data_dir / place.name
     try:
-        digest = file_sha256(path)
+        checked_hash([(path, place)])
     except OSError as error:
         raise unusable(
             f"the tokenizer {path}: {error.strerror}; put it there or pass its folder with --data"
         ) from error
-    if digest != place.sha256:
-        raise unusable(
-            f"the tokenizer {path} has the sha256 {digest}, the run file demands {place.sha256}: "
-            "replace it with the one that the run's author used"
-        )
     return path
 
 

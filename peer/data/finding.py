@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TypeAlias
 
-from peer.data.text.downloads import Downloads, file_sha256
+from peer.data.text.downloads import Downloads, checked_hash
 from peer.data.text.formats import unusable
 from peer.errors import DataUnavailable
 from peer.run_file.places import (
@@ -96,10 +96,9 @@ def _listed(
     if path is None:
         if downloads is None:
             return
-        path = downloads.fetch_small(place)
-    elif place.sha256 is not None and file_sha256(path) != place.sha256:
-        raise unusable(f"{path} is not the list that the run file demands; copy it again")
+        path = downloads.fetch(place)
     try:
+        checked_hash([(path, place)])
         with path.open("rb") as file:
             content = file.read(LIST_MAX_BYTES + 1)
         if len(content) > LIST_MAX_BYTES:

@@ -17,7 +17,7 @@ from blake3 import blake3
 from dht.bounded_mapping import BoundedMapping, by_age
 from peer.data.batches.prefetch import in_background
 from peer.data.batches.sequences import is_held_out, rank
-from peer.data.text.downloads import PAUSES_S, Downloads, KnownHashes
+from peer.data.text.downloads import PAUSES_S, Downloads
 from peer.data.text.formats import (
     DataFile,
     Unreached,
@@ -87,7 +87,6 @@ class Preparation:
     cache_dir: Path
     cache: TokenCache
     downloads: Downloads
-    hashes: KnownHashes
     workers: Workers
 
 
@@ -208,15 +207,13 @@ class Pieces:
 
         The content of a file of the hub follows from its name, which has the commit.
         """
-        hashes, place = self._preparation.hashes, bundle.places[0]
+        downloads, place = self._preparation.downloads, bundle.places[0]
         try:
             if place.is_on_hub:
                 return (place.name,), blake3(place.name.encode()).hexdigest()
-            if bundle.paths is None:
-                path, identity = self._preparation.downloads.fetch_checked(place, hashes)
-                return (str(path),), identity
-            content = hashes.of(list(zip(bundle.paths, bundle.places, strict=True)))
-            return tuple(map(str, bundle.paths)), content
+            paths = bundle.paths or (downloads.fetch(place),)
+            content = downloads.hashes.of(list(zip(paths, bundle.places, strict=True)))
+            return tuple(map(str, paths)), content
         except OSError as error:
             raise unreadable(error) from error
 

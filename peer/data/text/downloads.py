@@ -67,7 +67,9 @@ class Host:
 
 
 class Downloads:
-    """The folder of downloaded files. ``opener`` and ``pause`` are for tests.
+    """The folder of downloaded files; beside it their hashes are remembered.
+
+    ``opener`` and ``pause`` are for tests.
 
     ``folder_bytes_max``: the least recently used files are removed to keep the folder below it;
     ``None``: none is removed, and none is larger than the disk.
@@ -85,6 +87,7 @@ class Downloads:
         tell: TellOf = lambda place, done, whole: None,
     ) -> None:
         self._folder = folder
+        self.hashes = KnownHashes(folder.with_name("hashes"))
         self._file_bytes_max = file_bytes_max
         self._folder_bytes_max = folder_bytes_max
         self._host = host or Host()
@@ -95,7 +98,21 @@ class Downloads:
         self._tell = tell
 
     def fetch(self, place: Place, *, tell: Tell | None = None) -> Path:
-        """The file at an address, downloaded unless it is there. Raises ``DataUnavailable``."""
+        """The file at an address, downloaded unless it is there, or if it has changed on the disk.
+
+        Raises ``DataUnavailable``.
+        """
+        path = self._fetched(place, tell)
+        with suppress(DataUnavailable):
+            self.hashes.of([(path, place)])
+            return path
+        path.unlink(missing_ok=True)
+        path = self._fetched(place, tell)
+        self.hashes.of([(path, place)])
+        return path
+
+    def _fetched(self, place: Place, tell: Tell | None) -> Path:
+        """The file at an address, downloaded unless one is there."""
         assert place.sha256 is not None
         path = self._folder / place.sha256
         try:
@@ -135,31 +152,6 @@ class Downloads:
             place, f"{reason_of(error)}; check the address and this machine's connection"
         )
 
-    def fetch_checked(
-        self, place: Place, hashes: KnownHashes, *, tell: Tell | None = None
-    ) -> tuple[Path, str]:
-        """The file at an address and its hash, downloaded again if it has changed on the disk.
-
-        Raises ``DataUnavailable``.
-        """
-        path = self.fetch(place, tell=tell)
-        with suppress(DataUnavailable):
-            return path, hashes.of([(path, place)])
-        self.remove(place)
-        path = self.fetch(place, tell=tell)
-        return path, hashes.of([(path, place)])
-
-    def fetch_small(self, place: Place) -> Path:
-        """``fetch``, and again if the file has changed on the disk, without a memory of hashes.
-
-        Raises ``DataUnavailable``.
-        """
-        path = self.fetch(place)
-        if file_sha256(path) != place.sha256:
-            self.remove(place)
-            path = self.fetch(place)
-        return path
-
     def size_bytes(self, place: Place) -> int | None:
         """The size of the file at an address; ``None`` if its server does not tell it."""
         request, within_s = self._request(place, method="HEAD"), SIZE_TIMEOUT_S
@@ -171,16 +163,8 @@ class Downloads:
             return int(answer.headers["Content-Length"] or "none")
         return None
 
-    def remove(self, place: Place) -> None:
-        """Remove a file whose content has changed on the disk."""
-        assert place.sha256 is not None
-        (self._folder / place.sha256).unlink(missing_ok=True)
-
-    def _complete(self, place: Place, partial: Path, tell: Tell) -> str:
-        """Download until all is there, or no attempt brings anything more; then check the hash.
-
-        Returns it.
-        """
+    def _complete(self, place: Place, partial: Path, tell: Tell) -> None:
+        """Download until all is there, or no attempt brings anything more; then check the hash."""
         content = _Content(partial, tell)
         resumed = content.size > 0
         pauses = iter(PAUSES_S)
@@ -206,8 +190,8 @@ class Downloads:
                     self._pause(pause_s)
                 continue
             digest = content.sha256
-            if place.sha256 in (digest, None):
-                return digest
+            if digest == place.sha256:
+                return
             content.cut()
             if not resumed:
                 raise _unusable(
@@ -329,14 +313,15 @@ class KnownHashes:
         with suppress(OSError):
             known = known or memory.read_text(errors="replace")
         if not re.fullmatch(r"[0-9a-f]{64}", known):
-            known = _checked_hash(files)
+            known = checked_hash(files)
             with suppress(OSError):  # remembering saves time, no more
                 write_whole(memory, known.encode())
         self._known[memory] = known
         return known
 
 
-def _checked_hash(files: Sequence[tuple[Path, Place]]) -> str:
+def checked_hash(files: Sequence[tuple[Path, Place]]) -> str:
+    """One hash of the content of all files. Raises ``DataUnavailable`` for a wrong one."""
     hashes = [file_sha256(path) for path, _ in files]
     for (path, place), digest in zip(files, hashes, strict=True):
         if place.sha256 not in (None, digest):

@@ -70,13 +70,13 @@ def base_folder(
     base = base_of(run.model)
     if base is None:
         return None
-    hashes = KnownHashes(cache_dir / "hashes")
     try:
         if base.hub is None:
+            hashes = KnownHashes(cache_dir / "hashes")
             paths = [_local(base, file, data_dir, hashes) for file in base.files]
         else:
             made = _downloads(cache_dir, base.hub[0])
-            paths = [_remote(base.hub, file, made, hashes, tell) for file in base.files]
+            paths = [_remote(base.hub, file, made, tell) for file in base.files]
         return _together(base, paths, cache_dir / "bases")
     except DataUnavailable as error:
         raise BaseUnavailable(base.text, error.reason) from error
@@ -139,15 +139,10 @@ def _local(base: BaseModel, file: Place, data_dir: Path, hashes: KnownHashes) ->
     return path
 
 
-def _remote(
-    hub: tuple[str, str], file: Place, downloads: Downloads, hashes: KnownHashes, tell: Progress
-) -> Path:
-    path, _ = downloads.fetch_checked(
-        _address(hub, file),
-        hashes,
-        tell=lambda done, whole: tell(file.name, done / max(1, whole)),
+def _remote(hub: tuple[str, str], file: Place, downloads: Downloads, tell: Progress) -> Path:
+    return downloads.fetch(
+        _address(hub, file), tell=lambda done, whole: tell(file.name, done / max(1, whole))
     )
-    return path
 
 
 def _address(hub: tuple[str, str], file: Place) -> Place:

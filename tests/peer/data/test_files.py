@@ -513,7 +513,7 @@ class Copied(Downloads):
         self._from, self._into = folder, into
         self._one_at_a_time = threading.Lock()
 
-    def fetch(self, place: Place, *, tell: Tell | None = None) -> Path:
+    def _fetched(self, place: Place, tell: Tell | None) -> Path:
         assert place.sha256 is not None
         self._into.mkdir(exist_ok=True)
         path = self._into / place.sha256

@@ -134,7 +134,7 @@ def test_the_progress_of_each_file_is_told(
     assert told[-1] == (server.url, len(CONTENT), len(CONTENT))
     assert [done for _, done, _ in told] == sorted(done for _, done, _ in told)
     heard: list[int] = []
-    downloads.remove(Place(server.url, SHA256))
+    (tmp_path / "downloads" / SHA256).unlink()
     downloads.fetch(Place(server.url, SHA256), tell=lambda done, whole: heard.append(done))
     assert heard[-1] == len(CONTENT)
 
