@@ -47,6 +47,9 @@ class IslandBroken(PeerError):
 class Channel:
     """CPU tensors between rank 0 and the other ranks."""
 
+    is_open = True
+    """False once the other ranks listen to rank 0 no more."""
+
     def __init__(self, timeout_s: float) -> None:
         try:
             self._group = dist.new_group(backend="gloo", timeout=timedelta(seconds=timeout_s))

@@ -137,24 +137,11 @@ class Follower(Rank):
                 raise IslandBroken(f"rank 0 said: {self._channel.hear()}")
             unit = self._parts.units[int(arguments[0])][int(arguments[1])]
             if kind is Command.OFFER:
-                self._offer(unit)
+                unit.send_own()
             else:
                 assert kind is Command.ADOPT, kind
                 order = AdoptionOrder(Adoption(int(arguments[2])), 0, b"", None, 0)
-                self._adopt(unit, order, coarse=bool(arguments[3]))
-
-    def _offer(self, unit: SharedUnit) -> None:
-        own = unit.own()
-        if own is not None:
-            unit.send_own(own)
-
-    def _adopt(self, unit: SharedUnit, order: AdoptionOrder, *, coarse: bool) -> None:
-        given = unit.receive()
-        if given is None:
-            return
-        answer = unit.adopt_values(given, order, coarse=coarse)
-        if answer is not None:
-            unit.send_own(answer)
+                unit.adopt_own(order, coarse=bool(arguments[3]))
 
     def _safe_point(self) -> None:
         tokens, self._step_tokens = self._step_tokens, 0

@@ -9,7 +9,6 @@ import torch
 
 from averaging.numbers.layout import Layout
 from dht.identity import PeerId
-from peer.bridge.shared_memory import AdoptionOrder
 from peer.island.channel import Channel, Command, IslandBroken
 from peer.island.units import SharedUnit, agree_on_units
 from peer.run_file.sections import RunFile
@@ -19,9 +18,6 @@ from peer.trainer.rank import Agreed
 class Lead(Channel):
     """Rank 0's way to the other ranks: the ``peer.trainer.rank.OtherRanks`` of its run."""
 
-    is_open = True
-    """False once the other ranks listen no more."""
-
     def begin(
         self,
         run: RunFile,
@@ -30,7 +26,7 @@ class Lead(Channel):
         parameters: Mapping[str, torch.Tensor],
         *,
         data_dir: Path,
-    ) -> Sequence[Sequence[LeadPiece]]:
+    ) -> Sequence[Sequence[SharedUnit]]:
         beginning = {
             "run_id": run.run_id,
             "run": run.canonical(),
@@ -40,11 +36,10 @@ class Lead(Channel):
         }
         self.tell(Command.BEGIN, beginning)
         try:
-            units = agree_on_units(self, layout, parameters, fits=True)
+            return agree_on_units(self, layout, parameters, fits=True)
         except IslandBroken:
             self.is_open = False  # the other ranks fail as well, and listen no more
             raise
-        return [[LeadPiece(self, unit) for unit in fragment] for fragment in units]
 
     def wait(self) -> None:
         self.command(Command.WAIT)
@@ -68,33 +63,3 @@ class Lead(Channel):
 
     def abandon(self) -> None:
         self.is_open = False
-
-
-class LeadPiece:
-    """A unit as the learner of rank 0 sees it."""
-
-    def __init__(self, lead: Lead, unit: SharedUnit) -> None:
-        self._lead = lead
-        self.unit = unit
-
-    @property
-    def where(self) -> slice:
-        return self.unit.where
-
-    def offer(self, part: torch.Tensor) -> None:
-        unit = self.unit
-        if unit.owners != (0,):  # otherwise rank 0 has it all, as with DDP
-            self._lead.command(Command.OFFER, unit.fragment, unit.index)
-        unit.gather(part, unit.own())
-
-    def adopt(self, part: torch.Tensor, order: AdoptionOrder, *, coarse: bool) -> None:
-        if not self._lead.is_open:
-            return  # without the other ranks it would tear the model apart
-        unit = self.unit
-        self._lead.command(Command.ADOPT, unit.fragment, unit.index, order.operation, coarse)
-        unit.distribute(part)
-        answer = None
-        if (held := unit.holders.get(0)) is not None:
-            answer = unit.adopt_values(part[held.in_unit], order, coarse=coarse)
-        if coarse:
-            unit.gather(part, answer)

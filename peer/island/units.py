@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from averaging.numbers.layout import Layout, Unit
 from peer.bridge.shared_memory import AdoptionOrder
-from peer.island.channel import Channel, IslandBroken
+from peer.island.channel import Channel, Command, IslandBroken
 from peer.model.naming import local_part
 from peer.trainer.device_copies import adopt_values
 
@@ -44,37 +44,34 @@ class Box:
 
 @dataclass(frozen=True, slots=True)
 class Overlap:
-    """The values of a unit that are in a box, by their places in both."""
+    """The values of a unit that are in a box, by their places in both.
+
+    Both are in the tensor's order, in which a box has all values of a unit one after another.
+    """
 
     in_unit: Places
-    in_box: Places
-    size: int
+    in_box: slice
+
+    @property
+    def size(self) -> int:
+        return int(self.in_box.stop - self.in_box.start)
 
 
 def overlap(box: Box, start: int, end: int) -> Overlap | None:
-    """Return the places of values ``start`` to ``end`` of the tensor in a box, or ``None``.
-
-    Both lists of places are in the tensor's order, so one side can write what the other side reads.
-    """
+    """Return the places of values ``start`` to ``end`` of the tensor in a box, or ``None``."""
     runs, length = _runs(box)
     begin = np.maximum(runs, start)
     stop = np.minimum(runs + length, end)
     kept = np.flatnonzero(begin < stop)
     if not kept.size:
         return None
-    begin, stop = begin[kept], stop[kept]
-    in_box = kept * length + (begin - runs[kept])
+    begin, sizes = begin[kept], stop[kept] - begin[kept]
+    first, size = int(kept[0] * length + begin[0] - runs[kept[0]]), int(sizes.sum())
+    in_box = slice(first, first + size)
     if kept.size == 1:
-        size = int(stop[0] - begin[0])
-        first, own = int(begin[0]) - start, int(in_box[0])
-        return Overlap(slice(first, first + size), slice(own, own + size), size)
-    sizes = stop - begin
-    within = np.arange(sizes.sum()) - np.repeat(np.cumsum(sizes) - sizes, sizes)
-    return Overlap(
-        np.repeat(begin - start, sizes) + within,
-        np.repeat(in_box, sizes) + within,
-        int(sizes.sum()),
-    )
+        return Overlap(slice(int(begin[0]) - start, int(begin[0]) - start + size), in_box)
+    within = np.arange(size) - np.repeat(np.cumsum(sizes) - sizes, sizes)
+    return Overlap(np.repeat(begin - start, sizes) + within, in_box)
 
 
 def _runs(box: Box) -> tuple[NDArray[np.int64], int]:
@@ -129,9 +126,29 @@ class SharedUnit:
     def where(self) -> slice:
         return self.unit.values
 
-    # At rank 0, with the unit's part of the slot.
+    # At rank 0, whose learner has it as a ``peer.trainer.device_copies.Piece``.
 
-    def gather(self, part: torch.Tensor, own: torch.Tensor | None) -> None:
+    def offer(self, part: torch.Tensor) -> None:
+        if self.owners != (0,):  # otherwise rank 0 has it all, as with DDP
+            self.channel.command(Command.OFFER, self.fragment, self.index)
+        self._gather(part, self._own())
+
+    def adopt(self, part: torch.Tensor, order: AdoptionOrder, *, coarse: bool) -> None:
+        if not self.channel.is_open:
+            return  # without the other ranks it would tear the model apart
+        self.channel.command(Command.ADOPT, self.fragment, self.index, order.operation, coarse)
+        own = self.holders.get(0)
+        if self.whole:
+            self.channel.broadcast(part)
+        else:
+            for rank, held in self.holders.items():
+                if rank:
+                    self.channel.send(part[held.in_unit].contiguous(), rank)
+        answer = None if own is None else self._adopt(part[own.in_unit], order, coarse=coarse)
+        if coarse:
+            self._gather(part, answer)
+
+    def _gather(self, part: torch.Tensor, own: torch.Tensor | None) -> None:
         """Fill ``part`` with what the owners send, and with rank 0's ``own`` values."""
         for rank in self.owners:
             held = self.holders[rank]
@@ -140,49 +157,43 @@ class SharedUnit:
             elif own is not None:
                 part[held.in_unit] = own.to(part.device, torch.float32)
 
-    def distribute(self, part: torch.Tensor) -> None:
-        """Send every other holder its part."""
-        if self.whole:
-            self.channel.broadcast(part)
-            return
-        for rank, held in self.holders.items():
-            if rank:
-                self.channel.send(part[held.in_unit].contiguous(), rank)
-
     # At the other ranks.
 
-    def send_own(self, values: torch.Tensor) -> None:
-        """Send ``values`` to rank 0, if this rank is an owner."""
-        if self.channel.rank in self.owners:
-            self.channel.send(values.to("cpu", torch.float32).contiguous(), 0)
+    def send_own(self) -> None:
+        """Send rank 0 what it is offered."""
+        self._send(self._own())
 
-    def receive(self) -> torch.Tensor | None:
-        """This rank's part, from rank 0; ``None`` if it holds nothing of the unit."""
+    def adopt_own(self, order: AdoptionOrder, *, coarse: bool) -> None:
+        """Adopt this rank's part, which rank 0 sends, and answer it."""
         held = self.holders.get(self.channel.rank)
+        if held is None:
+            return
         if self.whole:
-            values = torch.empty(self.unit.size, dtype=torch.float32)
-            self.channel.broadcast(values)
-            return None if held is None else values[held.in_unit]
-        return None if held is None else self.channel.receive(held.size, 0)
+            given = torch.empty(self.unit.size, dtype=torch.float32)
+            self.channel.broadcast(given)
+        else:
+            given = self.channel.receive(held.size, 0)
+        self._send(self._adopt(given, order, coarse=coarse))
+
+    def _send(self, values: torch.Tensor | None) -> None:
+        """Send ``values`` to rank 0, if this rank is an owner."""
+        if values is not None and self.channel.rank in self.owners:
+            self.channel.send(values.to("cpu", torch.float32).contiguous(), 0)
 
     # At all ranks.
 
-    def own(self) -> torch.Tensor | None:
-        """A copy, or a view, of the values at this rank."""
+    def _own(self) -> torch.Tensor | None:
+        """A view of the values at this rank."""
         held = self.holders.get(self.channel.rank)
         return None if held is None else _local(self.parameter)[held.in_box]
 
-    def adopt_values(
+    def _adopt(
         self, given: torch.Tensor, order: AdoptionOrder, *, coarse: bool
     ) -> torch.Tensor | None:
         """Change this rank's values; returns the same as ``device_copies.adopt_values``."""
-        held = self.holders[self.channel.rank]
-        local = _local(self.parameter)
-        values = local[held.in_box]
-        answer = adopt_values(values, given.to(values.device), order, coarse=coarse)
-        if not isinstance(held.in_box, slice):
-            local[held.in_box] = values
-        return answer
+        values = self._own()
+        assert values is not None, "what nobody holds here is not given"
+        return adopt_values(values, given.to(values.device), order, coarse=coarse)
 
 
 def agree_on_units(

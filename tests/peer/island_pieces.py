@@ -63,7 +63,7 @@ def check(way: str, dtype: torch.dtype, settings: dict[str, Any]) -> None:
         ]
         offer(layout, pieces, copies)
         if way == "ddp":  # nobody sends what rank 0 has itself
-            assert all(piece.unit.owners == (0,) for units in pieces for piece in units)
+            assert all(piece.owners == (0,) for units in pieces for piece in units)
         lead.go(Agreed())
     else:
         follower = Follower(
