@@ -5,15 +5,15 @@
     with peer.island.join("my.run.toml", model=model, optimizer=optimizer) as run:   # in every rank
         ...the usual loop...
 
-Rank 0 (``lead``) is the peer: it has the agent, and decides at each safe point what is offered and
-adopted. The other ranks (``follower``) carry out its commands (``channel``), unit by unit
-(``units``): of a unit that is offered each rank sends the part that it holds, and of a unit that is
-adopted it receives that part. So all ranks adopt a version at the same step, and nothing larger
-than a unit is ever whole anywhere but in the slots of rank 0. ``ranks`` starts one process for each
-device of a machine, and ``training`` is the loop in them. Nothing is sent between two safe
-points, and a safe point at which nothing is due costs two small messages. While the machine's owner
-wants no steps (``shoal pause``, ``shoal limits``), rank 0 stays at its safe point, and the other
-ranks with it.
+Rank 0 is the peer: it has the agent, and decides at each safe point what is offered and adopted
+(``peer.trainer.lead``). The other ranks (``follower``) carry out its commands
+(``peer.trainer.channel``), unit by unit (``peer.trainer.units``): of a unit that is offered each
+rank sends the part that it holds, and of a unit that is adopted it receives that part. So all ranks
+adopt a version at the same step, and nothing larger than a unit is ever whole anywhere but in the
+slots of rank 0. ``ranks`` starts one process for each device of a machine, and ``training`` is the
+loop in them. Nothing is sent between two safe points, and a safe point at which nothing is due
+costs two small messages. While the machine's owner wants no steps (``shoal pause``, ``shoal
+limits``), rank 0 stays at its safe point, and the other ranks with it.
 
 Commands travel over a gloo group of their own, whatever the model's collectives use. The ranks must
 make their optimizer steps together, as data parallel training does anyway. When a rank is lost,
@@ -39,11 +39,11 @@ import torch
 import torch.distributed as dist
 
 from peer.bridge.messages import Fields
-from peer.island.channel import Channel, IslandBroken
 from peer.island.follower import Follower
-from peer.island.lead import Lead
 from peer.run_file.sections import RunFile
 from peer.storage.inner_state import Optimizers
+from peer.trainer.channel import Channel, IslandBroken
+from peer.trainer.lead import Lead
 from peer.trainer.rank import plan_of
 from peer.trainer.session import Run
 from peer.trainer.session import join as join_alone

@@ -15,15 +15,15 @@ from dht.identity import PeerId
 from peer.bridge.messages import Fields
 from peer.bridge.shared_memory import Adoption, AdoptionOrder
 from peer.data.feed import Feed
-from peer.island.channel import Channel, Command, IslandBroken
-from peer.island.units import SharedUnit, agree_on_units
 from peer.run_file.reading import from_canonical
 from peer.run_file.schedule import Rates
 from peer.storage.home import default_directory
 from peer.storage.inner_saves import InnerSaves
+from peer.trainer.channel import Agreed, Channel, Command, IslandBroken
 from peer.trainer.loop_checks import restart_broken_moments
 from peer.trainer.parameters import exchanged_tensors, model_layout
-from peer.trainer.rank import Agreed, Plan, Rank, RankParts, check_finished, entered
+from peer.trainer.rank import Plan, Rank, RankParts, check_finished, entered
+from peer.trainer.units import SharedUnit, agree_on_units
 
 logger = logging.getLogger(__name__)
 

@@ -29,7 +29,7 @@ import torch
 import torch.distributed as dist
 
 from peer import signals
-from peer.island.channel import IslandBroken
+from peer.trainer.channel import IslandBroken
 
 LOST = 75
 """Exit code of a rank that cannot go on for lack of the others."""

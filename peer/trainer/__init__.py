@@ -8,6 +8,7 @@ parameters of the run in the model, the learning rate, batches, events, statisti
 - ``parts``: opens everything that a run needs, and waits until this peer has the parameters;
 - ``learner``: the safe point, the only place where parameters are read or changed;
   ``device_copies``: its copies; ``parameters``: which parameters are exchanged;
+- ``lead``, ``channel``, ``units``: the other processes of a learner that has several;
 - ``trials``: spot checks of other peers' contributions;
 - ``news``: the agent's messages; ``pacing``: limits of the owner, and rounds to await;
   ``loop_checks``: mistakes of the caller's loop, and whether peers draw the same batches;

@@ -13,17 +13,16 @@ import random
 import signal
 import sys
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, Self, TypeVar
+from typing import Any, Self, TypeVar
 
 import numpy as np
 import torch
 from blake3 import blake3
 
-from averaging.numbers.layout import Layout
 from dht.identity import PeerId, RunId
 from peer import signals
 from peer.bridge.messages import Fields
@@ -41,61 +40,12 @@ from peer.trainer.arguments import (
     checked_optimizers,
     token_count,
 )
+from peer.trainer.channel import Agreed
 from peer.trainer.computing.device_facts import DeviceUse, Skips
-from peer.trainer.device_copies import Piece
+from peer.trainer.lead import Lead
 from peer.trainer.loop_checks import LoopChecks, Mistake, warn_unless_entered
 from peer.trainer.parameters import statistics_of
 from peer.trainer.settings import JoinSettings, settings_from
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Agreed:
-    """Facts that all processes of one learner assume until their next safe point."""
-
-    over: bool = False
-    finished: bool = False
-    global_tokens: int = 0
-    rate: float | None = None
-    """The learning rate at so many tokens, which the run's owner may have changed."""
-    peers: int = 1
-    measure: bool = False
-    """True if to measure the held-out loss now."""
-
-
-class OtherRanks(Protocol):
-    """The other processes of this learner, as rank 0 addresses them."""
-
-    def begin(
-        self,
-        run: RunFile,
-        peer_id: PeerId,
-        layout: Layout,
-        parameters: Mapping[str, torch.Tensor],
-        *,
-        data_dir: Path,
-    ) -> Sequence[Sequence[Piece]]:
-        """Tell them what run this is. Returns the units of each fragment, wherever they are."""
-        ...
-
-    def total(self, tokens: int) -> int:
-        """Begin a safe point. Returns ``tokens`` plus those of the other processes."""
-        ...
-
-    def wait(self) -> None:
-        """Announce that the safe point takes longer. To be repeated at least once a minute."""
-        ...
-
-    def go(self, agreed: Agreed) -> None:
-        """End the safe point."""
-        ...
-
-    def end(self, failure: str | None) -> None:
-        """Announce that no further safe point follows, and the failure that caused it, if any."""
-        ...
-
-    def abandon(self) -> None:
-        """Send them nothing more and wait for nothing: they may be at any step."""
-        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,7 +57,8 @@ class Plan:
     optimizers: tuple[torch.optim.Optimizer, ...]
     auto: bool
     settings: JoinSettings
-    ranks: OtherRanks | None = None
+    ranks: Lead | None = None
+    """The other processes of this learner."""
 
 
 LINK_VARIABLE = "SHOAL_LINK"

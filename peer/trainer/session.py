@@ -53,12 +53,13 @@ from peer.run_file.sections import RunFile
 from peer.status import PeerRow, PeerStatus, Training
 from peer.storage.inner_state import Optimizers
 from peer.trainer.arguments import check_is_whole
+from peer.trainer.channel import Agreed
 from peer.trainer.computing.device_facts import LateValue
 from peer.trainer.loop_checks import FirstBatch, Mistake, restart_broken_moments
 from peer.trainer.news import News
 from peer.trainer.pacing import GivenBack
 from peer.trainer.parts import Parts, arrive, open_parts
-from peer.trainer.rank import Agreed, Plan, Rank, check_finished, entered, plan_of
+from peer.trainer.rank import Plan, Rank, check_finished, entered, plan_of
 from peer.trainer.settings import JoinSettings, with_public_ports
 from peer.trainer.trials import Trials
 

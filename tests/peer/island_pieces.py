@@ -19,14 +19,14 @@ import torch.distributed as dist
 from averaging.numbers.layout import Layout
 from dht.identity import PeerId
 from peer.bridge.shared_memory import Adoption, AdoptionOrder
-from peer.island.channel import Channel
 from peer.island.follower import Follower
-from peer.island.lead import Lead
 from peer.run_file.reading import parse
+from peer.trainer.channel import Agreed, Channel
 from peer.trainer.device_copies import adopt_values
+from peer.trainer.lead import Lead
 from peer.trainer.parameters import is_coarse, model_layout
 from peer.trainer.parameters import trained_parameters as trained
-from peer.trainer.rank import Agreed, Plan
+from peer.trainer.rank import Plan
 from peer.trainer.settings import JoinSettings
 from tests.peer.island_rank import Net, spread
 

@@ -9,14 +9,13 @@ import torch
 
 from averaging.numbers.layout import Layout
 from dht.identity import PeerId
-from peer.island.channel import Channel, Command, IslandBroken
-from peer.island.units import SharedUnit, agree_on_units
 from peer.run_file.sections import RunFile
-from peer.trainer.rank import Agreed
+from peer.trainer.channel import Agreed, Channel, Command, IslandBroken
+from peer.trainer.units import SharedUnit, agree_on_units
 
 
 class Lead(Channel):
-    """Rank 0's way to the other ranks: the ``peer.trainer.rank.OtherRanks`` of its run."""
+    """The other processes of a learner, as rank 0 addresses them."""
 
     def begin(
         self,
@@ -27,6 +26,7 @@ class Lead(Channel):
         *,
         data_dir: Path,
     ) -> Sequence[Sequence[SharedUnit]]:
+        """Tell them what run this is. Returns the units of each fragment, wherever they are."""
         beginning = {
             "run_id": run.run_id,
             "run": run.canonical(),
@@ -42,9 +42,11 @@ class Lead(Channel):
             raise
 
     def wait(self) -> None:
+        """Announce that the safe point takes longer. To be repeated at least once a minute."""
         self.command(Command.WAIT)
 
     def go(self, agreed: Agreed) -> None:
+        """End the safe point."""
         self.command(
             *(Command.GO, agreed.over, agreed.finished, agreed.global_tokens, agreed.peers),
             agreed.measure,
@@ -52,6 +54,7 @@ class Lead(Channel):
         )
 
     def end(self, failure: str | None) -> None:
+        """Announce that no further safe point follows, and the failure that caused it, if any."""
         if not self.is_open:
             return
         self.is_open = False
@@ -62,4 +65,5 @@ class Lead(Channel):
         self.close()
 
     def abandon(self) -> None:
+        """Send them nothing more and wait for nothing: they may be at any step."""
         self.is_open = False

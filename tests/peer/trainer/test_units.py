@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from peer.island.units import Box, overlap, owners
+from peer.trainer.units import Box, overlap, owners
 
 
 @st.composite

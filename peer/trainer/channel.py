@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, TypeVar
 
@@ -42,6 +43,20 @@ class IslandBroken(PeerError):
     exit_code = 3
     reason: str
     message = "the island cannot take part: {reason}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Agreed:
+    """Facts that all processes of one learner assume until their next safe point."""
+
+    over: bool = False
+    finished: bool = False
+    global_tokens: int = 0
+    rate: float | None = None
+    """The learning rate at so many tokens, which the run's owner may have changed."""
+    peers: int = 1
+    measure: bool = False
+    """True if to measure the held-out loss now."""
 
 
 class Channel:
@@ -99,7 +114,7 @@ class Channel:
         return values
 
     def total(self, number: int) -> int:
-        """The sum over all ranks, at rank 0."""
+        """The sum over all ranks, at rank 0. It begins a safe point."""
         numbers = torch.tensor([number], dtype=torch.int64)
         dist.reduce(numbers, 0, dist.ReduceOp.SUM, self._group)
         return int(numbers.item())

@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 
 from averaging.numbers.layout import Layout, Unit
 from peer.bridge.shared_memory import AdoptionOrder
-from peer.island.channel import Channel, Command, IslandBroken
 from peer.model.naming import local_part
+from peer.trainer.channel import Channel, Command, IslandBroken
 from peer.trainer.device_copies import adopt_values
 
 Places: TypeAlias = slice | NDArray[np.int64]
