@@ -65,7 +65,7 @@ def test_several_optimizers_make_one_step_and_follow_one_schedule(train: Train) 
     loss, run = train("several_optimizers")
     assert run.status.steps == 60
     assert run.status.tokens == 60 * 64
-    momentum, adam = run._parts.plan.optimizers
+    momentum, adam = run._plan.optimizers
     matrices, vectors = (group["lr"] for group in momentum.param_groups)
     assert vectors == pytest.approx(matrices / 5)
     assert matrices / adam.param_groups[0]["lr"] == pytest.approx(0.1 / 3e-3)
@@ -79,7 +79,7 @@ def test_frozen_parameters_and_buffers_stay_and_tied_ones_are_exchanged_once(tra
         *("middle.bias", "middle.weight", "norm.bias", "norm.weight"),
     ]
     assert exchanged(run)["middle.weight"] == (64, 64)
-    net: Any = run._parts.plan.model
+    net: Any = run._plan.model
     assert net.again.weight is net.middle.weight
     assert int(net.norm.num_batches_tracked) == 60
 
@@ -111,6 +111,6 @@ def test_a_checkpoint_of_the_program_has_model_optimizer_and_position(
     for path in (tmp_path / "peer").glob("inner"):
         path.rename(tmp_path / "gone")  # the rest comes from the checkpoint of the program
     _, run = train("checkpoints", steps=3, folder=tmp_path / "kept")
-    (adam,) = run._parts.plan.optimizers
+    (adam,) = run._plan.optimizers
     assert {int(state["step"]) for state in adam.state.values()} == {8}
     assert run.peer_id == first.peer_id

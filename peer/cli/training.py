@@ -129,9 +129,11 @@ def _rank(
     place: RankPlace,
 ) -> int:
     """The work of one of several processes. Only the first one has a screen."""
-    from peer.island.training import open_rank, train_rank
+    from peer.island import join
+    from peer.island.training import open_rank
     from peer.trainer.computing.compiling import defer_compiler
     from peer.trainer.loop import Stop as NeverAsked
+    from peer.trainer.loop import make_steps
 
     start_logging()
     defer_compiler()
@@ -145,10 +147,11 @@ def _rank(
         on_event: Callable[[Fields], None] = lambda fields: None,
         on_step: Callable[[Run], None] = lambda run: None,
     ) -> Outcome | None:
-        return train_rank(
-            run,
-            open_rank(run, settings, goal, place, keep=keep),
-            own=own,
+        engine = open_rank(run, settings, goal, place, keep=keep)
+        joined = join(run, model=engine.model, optimizer=engine.optimizer, auto=False, settings=own)
+        return make_steps(
+            joined,
+            engine,
             stop=stop,
             steps_max=settings.steps_max,
             on_event=on_event,

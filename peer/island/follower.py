@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,6 @@ from typing import Any
 import torch
 
 from dht.identity import PeerId
-from peer.bridge.messages import Fields
 from peer.bridge.shared_memory import Adoption, AdoptionOrder
 from peer.data.feed import Feed
 from peer.run_file.reading import from_canonical
@@ -46,7 +44,7 @@ class Follower(Rank):
     def __init__(self, channel: Channel, plan: Plan) -> None:
         super().__init__(plan)
         self._channel = channel
-        self._stage: Plan | _Parts = plan
+        self._opened: _Parts | None = None
         self._steps = 0
         self._ended = False
 
@@ -55,12 +53,11 @@ class Follower(Rank):
 
     @property
     def _parts(self) -> _Parts:
-        return entered(self._stage)
+        return entered(self._opened)
 
     def _enter(self) -> None:
-        plan = self._stage
-        assert isinstance(plan, Plan), "a run is entered once"
-        self._stage = self._begin(plan)
+        assert self._opened is None, "a run is entered once"
+        self._opened = self._begin(self._plan)
         self._follow()
         self._begin_steps()
 
@@ -78,7 +75,6 @@ class Follower(Rank):
         rank, settings = self._channel.rank, plan.settings
         directory = settings.directory or default_directory(run.run_id)
         return _Parts(
-            plan=plan,
             run_file=run,
             peer_id=beginning["peer_id"],
             directory=directory,
@@ -163,7 +159,7 @@ class Follower(Rank):
 
     def restore(self) -> None:
         self._follow()
-        restart_broken_moments(self._parts.plan.model, self._parts.plan.optimizers)
+        restart_broken_moments(self._plan.model, self._plan.optimizers)
 
     def adopt_final(self) -> None:
         check_finished(self.finished)
@@ -172,6 +168,3 @@ class Follower(Rank):
     def state_dict(self) -> dict[str, Any]:
         """This rank's place in the data."""
         return {"run_id": self.run_id, "steps": self._steps, "data": self._parts.feed.state()}
-
-    def on(self, event: str, handler: Callable[[Fields], None]) -> None:
-        """Do nothing: events are delivered at rank 0."""

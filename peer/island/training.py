@@ -15,8 +15,6 @@ from dataclasses import replace
 import torch
 import torch.distributed as dist
 
-from peer.bridge.messages import Fields
-from peer.island import join
 from peer.island.ranks import RankPlace
 from peer.run_file.sections import RunFile
 from peer.trainer.computing.choices import Wish
@@ -24,16 +22,7 @@ from peer.trainer.computing.device_facts import choose_device
 from peer.trainer.computing.engine import Engine
 from peer.trainer.computing.fitting import Fit, Goal
 from peer.trainer.computing.tuning import Tuner
-from peer.trainer.loop import (
-    Outcome,
-    Stop,
-    TrainerSettings,
-    make_steps,
-    open_engine,
-    outcome_of,
-)
-from peer.trainer.session import Run
-from peer.trainer.settings import JoinSettings
+from peer.trainer.loop import TrainerSettings, open_engine
 
 BUCKET_VALUES = 1 << 23
 """Values that are summed by one collective operation: 32 MiB in fp32."""
@@ -198,27 +187,3 @@ def open_rank(
     if len(place.devices) > 1:
         engine.combine = SummedGradients([p for p in engine.model.parameters() if p.requires_grad])
     return engine
-
-
-def train_rank(
-    run_file: RunFile,
-    engine: Engine,
-    *,
-    own: JoinSettings,
-    stop: Stop,
-    steps_max: int | None = None,
-    on_event: Callable[[Fields], None] = lambda fields: None,
-    on_step: Callable[[Run], None] = lambda run: None,
-) -> Outcome | None:
-    """``peer.trainer.loop.train`` for one rank. Ranks other than 0 have no outcome."""
-    run = join(run_file, model=engine.model, optimizer=engine.optimizer, auto=False, settings=own)
-    run.on("*", on_event)
-
-    def after_step() -> None:
-        if isinstance(run, Run):
-            on_step(run)
-
-    loss = make_steps(
-        run, engine, stop=stop, steps_max=steps_max, on_event=on_event, on_step=after_step
-    )
-    return outcome_of(run, stop, loss) if isinstance(run, Run) else None

@@ -152,17 +152,12 @@ def train(
     # Nobody reads the model afterwards: the final one is in the peer's folder.
     own = replace(own, final="own")
     run = join(run_file, model=engine.model, optimizer=engine.optimizer, auto=False, settings=own)
-    run.on("*", on_event)  # before entering, for the events on the way into the run
     run.read_ahead()
-    loss = make_steps(
-        run,
-        engine,
-        stop=stop,
-        steps_max=settings.steps_max,
-        on_event=on_event,
-        on_step=lambda: on_step(run),
+    outcome = make_steps(
+        run, engine, stop=stop, steps_max=settings.steps_max, on_event=on_event, on_step=on_step
     )
-    return outcome_of(run, stop, loss)
+    assert outcome is not None, "this process has the agent"
+    return outcome
 
 
 def make_steps(
@@ -171,10 +166,10 @@ def make_steps(
     *,
     stop: Stop,
     steps_max: int | None,
-    on_event: Callable[[Fields], None],
-    on_step: Callable[[], None],
-) -> torch.Tensor | None:
-    """Train in a run that is not entered yet. Returns the last batch's loss, on the device.
+    on_event: Callable[[Fields], None] = lambda fields: None,
+    on_step: Callable[[Run], None] = lambda run: None,
+) -> Outcome | None:
+    """Train in a run that is not entered yet. Only the process with the agent has an outcome.
 
     The loop ends when the batches do: the processes of an island all leave at one safe point.
     """
@@ -187,7 +182,12 @@ def make_steps(
             on_event(event)
             run.record(event)
 
-    run.while_resting(on_step)
+    def stepped() -> None:
+        if isinstance(run, Run):
+            on_step(run)
+
+    run.on("*", on_event)  # before entering, for the events on the way into the run
+    run.while_resting(stepped)
     run.leave_when(lambda: bool(stop) or (steps_max is not None and steps >= steps_max))
     with warnings.catch_warnings(), engine.tuning, ExitStack() as at_end:
         at_end.callback(tell)
@@ -211,12 +211,9 @@ def make_steps(
                     steps += 1
                     run.log(loss=loss)
                     run.step(tokens=batch[:, 1:].numel())
-                    on_step()
-    return loss
-
-
-def outcome_of(run: Run, stop: Stop, loss: torch.Tensor | None) -> Outcome:
-    """The result of a run's block that was left."""
+                    stepped()
+    if not isinstance(run, Run):
+        return None
     return Outcome(
         finished=run.finished,
         stopped=bool(stop),

@@ -150,7 +150,6 @@ def open_parts(plan: Plan, news: News, stack: ExitStack, *, over: Asked, leaving
             leaving=leaving,
         )
     return Parts(
-        plan=plan,
         run_file=run,
         peer_id=home.peer_id,
         directory=home.directory,
@@ -300,20 +299,20 @@ def _end_agent(agent: AgentProcess) -> None:
     agent.join(END_AGENT_WITHIN_S)
 
 
-def arrive(parts: Parts, news: News, leaving: Asked) -> None:
+def arrive(parts: Parts, settings: JoinSettings, news: News, leaving: Asked) -> None:
     """Exchange until every fragment has a version of the run and the run's tokens are known.
 
     Then wait a moment for the link that others join by. Raises ``RunUnreachable``, one of
     ``errors.REFUSALS``, or ``LeftEarly``.
     """
-    run, timeout_s = parts.run_file.name, parts.plan.settings.start_timeout_s
+    run, timeout_s = parts.run_file.name, settings.start_timeout_s
     patience = Patience(timeout_s, since=time.monotonic())
     said, said_from = "", time.monotonic() + SAID_AFTER_S
     while not _has_arrived(parts, news):
         parts.learner.exchange()
         doing = "starting the agent" if news.phase is None else news.phase.text
         if doing != said and time.monotonic() >= said_from:
-            _say_meanwhile(parts.plan.settings, said := doing)
+            _say_meanwhile(settings, said := doing)
         over = news.over
         if over is None:  # otherwise the error says it all
             news.deliver()

@@ -96,7 +96,6 @@ def plan_of(
 class RankParts:
     """Parts that every process of a learner needs to train in a run."""
 
-    plan: Plan
     run_file: RunFile
     peer_id: PeerId
     directory: Path
@@ -112,6 +111,7 @@ class Rank(abc.ABC):
     """
 
     def __init__(self, plan: Plan) -> None:
+        self._plan = plan
         self._open = ExitStack()
         self._entered_by: int | None = None
         """The process that is in the block; ``None`` before and after it."""
@@ -227,23 +227,23 @@ class Rank(abc.ABC):
 
     def _begin_steps(self) -> None:
         """Restore the inner state, and make the optimizer's step a safe point."""
-        parts = self._parts
+        parts, plan = self._parts, self._plan
         self._was_entered()
         self._checks = LoopChecks(
-            parts.plan.model,
-            parts.plan.optimizers,
-            auto=parts.plan.auto,
+            plan.model,
+            plan.optimizers,
+            auto=plan.auto,
             cycle=parts.run_file.outer.steps_per_cycle,
             tell=self._found_mistake,
-            statistics=statistics_of(parts.plan.model, parts.run_file.outer.buffers),
+            statistics=statistics_of(plan.model, parts.run_file.outer.buffers),
         )
         self._checks.watch_optimizers(self._open)
         self._checks.watch_rates(self._open, parts.rates, lambda: self.global_tokens)
         parts.inner.scaler = self._scaler
         if (restored := parts.inner.restore()) is not None:
             parts.feed.restore_position(restored.data)
-        if parts.plan.auto:
-            hook = parts.plan.optimizers[-1].register_step_post_hook(self._after_step)
+        if plan.auto:
+            hook = plan.optimizers[-1].register_step_post_hook(self._after_step)
             self._open.callback(hook.remove)
 
     def _after_step(self, optimizer: torch.optim.Optimizer, args: Any, keywords: Any) -> None:
@@ -292,6 +292,15 @@ class Rank(abc.ABC):
             self._take_loss(checked_loss(loss))
         if self._checks is not None:
             self._checks.logged()
+
+    def on(self, event: str, handler: Callable[[Fields], None]) -> None:
+        """Call ``handler(fields)`` at the safe point after each ``event``; ``"*"`` for all.
+
+        Events are, among others: link, phase, adopted, round, round_missed, peer_joined, peer_left,
+        peer_lost, agent_died, measured, over. With ``"*"`` the fields have the event's name as
+        ``event``. Of several processes that are one learner rank 0 alone has events.
+        """
+        return  # only one process has an agent
 
     def keep_scaler(self, scaler: torch.amp.GradScaler) -> None:
         """Save the scale with the optimizer's state, to go on with it after a restart.
@@ -427,7 +436,7 @@ class Rank(abc.ABC):
     @property
     def device(self) -> torch.device:
         """The device of the model's first parameter."""
-        return next(self._parts.plan.model.parameters()).device
+        return next(self._plan.model.parameters()).device
 
     @property
     def directory(self) -> Path:
@@ -438,11 +447,11 @@ class Rank(abc.ABC):
 Parts = TypeVar("Parts", bound=RankParts)
 
 
-def entered(stage: Plan | Parts) -> Parts:
+def entered(parts: Parts | None) -> Parts:
     """The parts of a process whose block was entered."""
-    if isinstance(stage, Plan):
+    if parts is None:
         raise RuntimeError("the run is joined when its block is entered; enter it first")
-    return stage
+    return parts
 
 
 def check_finished(finished: bool) -> None:

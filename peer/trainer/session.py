@@ -15,7 +15,7 @@ are offered and adopted; parameters change nowhere else. Gradient accumulation n
 is an optimizer step. A step that a ``GradScaler`` skips does not count. Nobody hears of it where
 the optimizer is not fused: its tokens then count with the next step.
 
-``Run`` is a ``Plan`` until its block is entered, and has ``Parts`` from then on
+``Run`` has a ``Plan``, and ``Parts`` from the moment at which its block is entered
 (``peer.trainer.parts``). The network belongs to the agent process; if that dies, the loop goes on.
 """
 
@@ -113,7 +113,7 @@ class Run(Rank):
         tell = (lambda text: None) if plan.settings.quiet else _print_line
         plan = replace(plan, settings=with_public_ports(plan.settings, tell=tell))
         super().__init__(plan)
-        self._stage: Plan | Parts = plan
+        self._opened: Parts | None = None
         self._ranks = plan.ranks
         self._news = News()
         self._news.on("not_finite", self._heard_not_finite)
@@ -135,31 +135,31 @@ class Run(Rank):
                 self.on(event, partial(_print, event))
 
     def __repr__(self) -> str:
-        if isinstance(self._stage, Plan):
-            return f"Run({self._stage.where}, not entered)"
-        return f"Run({self.run_file.name}, steps={self._stage.learner.steps}, peers={self.peers})"
+        if self._opened is None:
+            return f"Run({self._plan.where}, not entered)"
+        return f"Run({self.run_file.name}, steps={self._opened.learner.steps}, peers={self.peers})"
 
     # --- getting in and out ---------------------------------------------------------------------
 
     @property
     def _parts(self) -> Parts:
-        return entered(self._stage)
+        return entered(self._opened)
 
     @property
     def _may_end_anywhere(self) -> bool:
         return self._ranks is None
 
     def _enter(self) -> None:
-        plan = self._stage
-        assert isinstance(plan, Plan), "a run is entered once"
+        plan = self._plan
+        assert self._opened is None, "a run is entered once"
         leaving = self._is_leaving
         try:
-            self._stage = parts = open_parts(
+            self._opened = parts = open_parts(
                 plan, self._news, self._open, over=lambda: self.over, leaving=leaving
             )
             if self._reads_ahead:
                 parts.feed.begin_to_open()
-            arrive(parts, self._news, leaving)
+            arrive(parts, plan.settings, self._news, leaving)
             cycle = parts.run_file.outer.steps_per_cycle
             self._merged_at = first_merges(parts.memory.fragments, cycle)
             self._news.deliver()
@@ -187,7 +187,7 @@ class Run(Rank):
             if calm:
                 if self._checks is not None:
                     self._checks.left()
-                settings = self._parts.plan.settings
+                settings = self._plan.settings
                 self._drain(stay(settings.patience_s, drain_s=settings.drain_s))
                 if self._news.finished and settings.final == "run":
                     self._set_to_final()
@@ -245,7 +245,7 @@ class Run(Rank):
 
     def _is_leaving(self) -> bool:
         # The processes of one learner leave together, at a safe point (``_agree``).
-        return self._asked_to_leave() and (self._ranks is None or isinstance(self._stage, Plan))
+        return self._asked_to_leave() and (self._ranks is None or self._opened is None)
 
     def _asked_to_leave(self) -> bool:
         return self._terminated or self._leaving()
@@ -317,8 +317,8 @@ class Run(Rank):
 
     def _rest(self) -> None:
         """Make no steps while the machine's owner wants none. Offers and adoptions continue."""
-        rested, plan = False, self._parts.plan
-        held = GivenBack(plan.model, plan.optimizers)
+        rested = False
+        held = GivenBack(self._plan.model, self._plan.optimizers)
         told_at = time.monotonic()
         while self.rest is not None and self._news.over is None and not self._asked_to_leave():
             rested = True
@@ -378,9 +378,9 @@ class Run(Rank):
         self.record({"event": "loop_mistake", **fields})
 
     def record(self, event: Fields) -> None:
-        if isinstance(self._stage, Parts) and audience_of(str(event["event"])) & Audience.LOG:
+        if self._opened is not None and audience_of(str(event["event"])) & Audience.LOG:
             fields = {key: value for key, value in event.items() if key != "event"}
-            self._stage.agent.send(Happened(str(event["event"]), fields))
+            self._opened.agent.send(Happened(str(event["event"]), fields))
 
     def _heard_same_batches(self, fields: Fields) -> None:
         text = f"this peer {on_screen({'event': 'same_batches', **fields})}"
@@ -403,7 +403,7 @@ class Run(Rank):
                     + ("this peer's part in the run is over" if self.over else "no agent answers")
                 )
             time.sleep(REST_LOOK_S)
-        restart_broken_moments(parts.plan.model, parts.plan.optimizers)
+        restart_broken_moments(self._plan.model, self._plan.optimizers)
         self._agree()
 
     def state_dict(self) -> dict[str, Any]:
@@ -421,12 +421,6 @@ class Run(Rank):
         }
 
     def on(self, event: str, handler: Callable[[Fields], None]) -> None:
-        """Call ``handler(fields)`` at the safe point after each ``event``; ``"*"`` for all.
-
-        Events are, among others: link, phase, adopted, round, round_missed, peer_joined, peer_left,
-        peer_lost, agent_died, measured, over. With ``"*"`` the fields have the event's name as
-        ``event``.
-        """
         self._news.on(event, handler)
 
     # --- properties -----------------------------------------------------------------------------

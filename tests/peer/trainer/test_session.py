@@ -45,7 +45,6 @@ from peer.storage.earlier import LastSeen, save_last_seen
 from peer.storage.progress import ProgressFile
 from peer.trainer.computing.device_facts import DeviceUse
 from peer.trainer.parts import Patience, found_after_s
-from peer.trainer.rank import Plan
 from peer.trainer.session import Run, first_merges, steps_to_merge
 from peer.trainer.settings import JoinSettings
 from peer.views import watch
@@ -338,9 +337,8 @@ def test_in_a_rented_container_a_program_takes_its_public_ports_and_says_so(
     monkeypatch.setenv("RUNPOD_PUBLIC_IP", "203.0.113.7")
     monkeypatch.setenv(f"RUNPOD_TCP_PORT_{port}", "40001")
     run, _, _ = start()
-    assert isinstance(run._stage, Plan)
-    assert run._stage.settings.listen == (f"/ip4/0.0.0.0/tcp/{port}",)
-    assert run._stage.settings.announce == ("/ip4/203.0.113.7/tcp/40001",)
+    assert run._plan.settings.listen == (f"/ip4/0.0.0.0/tcp/{port}",)
+    assert run._plan.settings.announce == ("/ip4/203.0.113.7/tcp/40001",)
     assert capsys.readouterr().out.startswith("RunPod leads 203.0.113.7:40001 to port")
 
 
