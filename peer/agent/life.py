@@ -77,7 +77,6 @@ async def go_online(peer: Peer, stack: AsyncExitStack) -> None:
         view=peer.view,
         absent=peer.absent,
         on_event=peer.hear_presence,
-        on_serves=peer.tell_reachable,
     )
     questions = Questions(peer)
     await questions.open(stack)  # before anybody can hear of this peer, and ask
@@ -165,6 +164,7 @@ async def take_part(
     peer.averager = averager
     # The verdict may have come before there was an averager to hear of it.
     averager.set_reachable(network.can_serve)
+    network.on_serves = averager.set_reachable
     network.presence.go_by_clocks_of(averager.is_established)
     network.counts = averager.is_established
     network.host.prefers = averager.worth

@@ -199,12 +199,8 @@ class Network:
         view: dict[PeerId, PeerView],
         absent: dict[PeerId, float | None],
         on_event: Callable[[PresenceEvent], None],
-        on_serves: Callable[[bool], None],
     ) -> None:
-        """``view`` and ``absent``: the peers as averaging sees them, which ``refresh`` updates.
-
-        ``on_serves(serves)`` hears whether the other peers reach this one now.
-        """
+        """``view`` and ``absent``: the peers as averaging sees them, which ``refresh`` updates."""
         self.host = host
         self.presence = presence = Presence(
             host,
@@ -241,9 +237,10 @@ class Network:
         self._guest = guest
         self._view = view
         self._absent = absent
-        self._on_serves = on_serves
         self._followed = ""
         self._banned: asyncio.Queue[tuple[PeerId, str]] = asyncio.Queue()
+        self.on_serves: Callable[[bool], None] = lambda serves: None
+        """Hears whether the other peers reach this one now, so that it may lead and reduce."""
         self.counts: Callable[[PeerId], bool] = lambda peer: True
         """True if what a member says of itself counts."""
         self._meetings = Meetings(
@@ -265,7 +262,7 @@ class Network:
 
     async def _reachable_changed(self, reachable: bool) -> None:
         # First the averager, which cannot fail: the host cannot act while its daemon is down.
-        self._on_serves(self.can_serve)
+        self.on_serves(self.can_serve)
         self.dialled.set()
         await self.host.set_reachable(reachable)
 
@@ -282,7 +279,7 @@ class Network:
 
         def changed() -> None:
             self.refresh()
-            self._on_serves(self.can_serve)
+            self.on_serves(self.can_serve)
 
         if self.host.lane is not None:
             await self._meetings.run(self.host.lane, changed)

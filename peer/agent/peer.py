@@ -252,11 +252,6 @@ class Peer:
         if orders is not None and self.averager is not None:
             self.averager.follow(orders)
 
-    def tell_reachable(self, serves: bool) -> None:
-        """Tell averaging whether the other peers reach this one, so that it may lead and reduce."""
-        if self.averager is not None:
-            self.averager.set_reachable(serves)
-
     # --- events ---------------------------------------------------------------------------------
 
     def event(self, name: str, /, **fields: Any) -> None:

@@ -45,6 +45,7 @@ from peer.processes import child_environment, keep_from_children, release
 
 logger = logging.getLogger(__name__)
 
+COMMAND = (sys.executable, "-P", "-m", "peer.agent")
 HEALTHY_AFTER_S = 60.0
 """Lifetime of an agent after which the pause before a restart begins at its least again."""
 
@@ -142,7 +143,7 @@ class AgentProcess:
         hear: Callable[[FromAgent], None],
         died: Callable[[int, float], None] = lambda code, pause: None,
         settings: LineSettings | None = None,
-        command: Sequence[str] = (sys.executable, "-P", "-m", "peer.agent"),
+        command: Sequence[str] = COMMAND,
     ) -> None:
         self._begin = begin
         self._memory = memory

@@ -168,7 +168,6 @@ def open_parts(plan: Plan, news: News, stack: ExitStack, *, over: Asked, leaving
 def _agent(
     settings: JoinSettings, begin: Begin, memory: SharedTensors, home: _Home, news: News
 ) -> AgentProcess:
-    command = {} if settings.agent_command is None else {"command": settings.agent_command}
     return AgentProcess(
         begin,
         memory,
@@ -176,7 +175,7 @@ def _agent(
         hear=news.hear,
         died=news.agent_died,
         settings=settings.line,
-        **command,
+        command=settings.agent_command,
     )
 
 

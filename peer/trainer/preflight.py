@@ -18,7 +18,7 @@ from pathlib import Path
 import torch
 
 from averaging.numbers.layout import Layout
-from peer.data.files import hosts_of
+from peer.data.files import data_words
 from peer.errors import MachineTooSmall, Unusable
 from peer.model.recipes.counting import size_of
 from peer.quantities import bytes_text, count_text, duration_text
@@ -27,7 +27,6 @@ from peer.run_file.sections import (
     CustomData,
     CustomInner,
     CustomModel,
-    FilesData,
     HfModel,
     RunFile,
 )
@@ -112,9 +111,7 @@ class Preflight:
         run = self.run
         step_tokens = run.inner.batch_size * run.data.sequence_length
         cycle_s = run.outer.steps_per_cycle * self.step_time_s
-        model, data = run.model.__struct_config__.tag, run.data.__struct_config__.tag
-        hosts = hosts_of(run.data) if isinstance(run.data, FilesData) else ()
-        data = f"{data} from {', '.join(hosts)}" if hosts else data
+        model, data = run.model.__struct_config__.tag, data_words(run)
         measured = self.goal.known is not None
         about, most, by = (
             ("", "at most", "") if measured else ("about ", "about", " by a short trial")

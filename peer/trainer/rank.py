@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 import numpy as np
 import torch
@@ -42,10 +42,12 @@ from peer.trainer.arguments import (
 )
 from peer.trainer.channel import Agreed
 from peer.trainer.computing.device_facts import DeviceUse, Skips
-from peer.trainer.lead import Lead
 from peer.trainer.loop_checks import LoopChecks, Mistake, warn_unless_entered
 from peer.trainer.parameters import statistics_of
 from peer.trainer.settings import JoinSettings, settings_from
+
+if TYPE_CHECKING:
+    from peer.trainer.lead import Lead
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 from dht.membership.credentials import InviteKey
-from peer.bridge.agent_process import LineSettings
+from peer.bridge.agent_process import COMMAND, LineSettings
 from peer.bridge.settings import PeerSettings
 from peer.rules.leaving import PATIENCE_S, check_patience
 from peer.rules.rented import container_of, public_ports
@@ -65,8 +65,8 @@ class JoinSettings(PeerSettings):
     allow_frozen_differences: bool = False
     """Train together with peers whose frozen parameters are others than here. By default a peer
     whose frozen parameters differ from those of all others is refused."""
-    agent_command: tuple[str, ...] | None = None
-    """Command that starts an agent. For tests."""
+    agent_command: tuple[str, ...] = COMMAND
+    """Command that starts an agent; another one is for tests."""
 
     def __post_init__(self) -> None:
         PeerSettings.__post_init__(self)

@@ -237,7 +237,7 @@ async def test_a_verdict_reaches_rounds_although_the_daemon_is_just_down(
     monkeypatch.setattr(MemoryHost, "set_reachable", set_reachable, raising=False)
 
     async with keeper_online(tmp_path, monkeypatch) as (peer, averager):
-        peer.averager = averager
+        peer.network.on_serves = averager.set_reachable
         averager.set_reachable(False)
         await until(lambda: bool(tried), within_s=60.0, what="the daemon is told")
         assert averager.reachable
