@@ -20,6 +20,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -97,27 +98,26 @@ def open_files(
         places = [list(files_of(source, data_dir, downloads)) for source in recipe.sources]
     on_hub = any(place.is_on_hub for located in places for place, _ in located)
     workers = workers or Workers(hub=hub_host("a dataset") if on_hub else None)
-    tokenizer, path, end_token = _tokenizer(recipe, data_dir, cache_dir, downloads, workers)
+    tokenizer, job = _tokenizer(recipe, data_dir, cache_dir, downloads, workers)
     if _reads_text(places):
         _check_vocabulary(run, recipe, tokenizer)
     preparation = Preparation(
         tokenizer=tokenizer,
-        tokenizer_path=path,
-        end_token=end_token,
-        held_out=recipe.held_out,
+        job=msgspec.structs.replace(
+            job, sequence_length=recipe.sequence_length, cache=str(cache_dir / "tokens")
+        ),
         by_name=isinstance(run.data, PythonStdlibData),
-        sequence_length=recipe.sequence_length,
         form=recipe.examples,
         vocabulary=vocabulary(run.model),
-        cache_dir=cache_dir / "tokens",
         cache=TokenCache(cache_dir / "tokens"),
         downloads=downloads,
         workers=workers,
     )
 
     def pieces_with(share: float) -> list[Pieces]:
+        job = msgspec.structs.replace(preparation.job, held_out=share)
         return [
-            Pieces(source, list(_bundles(located)), replace(preparation, held_out=share))
+            Pieces(source, list(_bundles(located)), replace(preparation, job=job))
             for source, located in zip(recipe.sources, places, strict=True)
         ]
 
@@ -289,15 +289,15 @@ def _bundles(places: Iterable[Located]) -> Iterator[Bundle]:
 
 def _tokenizer(
     recipe: FilesData, data_dir: Path, cache_dir: Path, downloads: Downloads, workers: Workers
-) -> tuple[TokenizerFacts, Path | None, str]:
-    """The tokenizer, its file, and the token that ends a document."""
+) -> tuple[TokenizerFacts, Job]:
+    """The tokenizer, and a job that has nothing but it."""
     if recipe.tokenizer == "bytes":
-        return ByteTokenizer().facts, None, ""
+        return ByteTokenizer().facts, Job()
     path, end_token = tokenizer_file(
         recipe, data_dir=data_dir, cache_dir=cache_dir, downloads=downloads
     )
     job = Job(tokenizer=str(path), end_token=end_token)
-    return workers.do(job), path, end_token
+    return workers.do(job), job
 
 
 def tokenizer_file(

@@ -11,6 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
+import msgspec
 import numpy as np
 from blake3 import blake3
 
@@ -75,16 +76,13 @@ class Preparation:
     """The means to turn files into tokens, which all sources of a run share."""
 
     tokenizer: TokenizerFacts
-    tokenizer_path: Path | None
-    end_token: str
-    held_out: float
+    job: Job
+    """The job of a worker, but for the piece."""
     by_name: bool
     """Files of text are held out as a whole, by their names."""
-    sequence_length: int
     form: ExampleForm | None
     """The form of examples; ``None``: text."""
     vocabulary: int | None
-    cache_dir: Path
     cache: TokenCache
     downloads: Downloads
     workers: Workers
@@ -229,33 +227,22 @@ class Pieces:
             )
 
     def _piece(self, bundle: Bundle, opened: Opened, piece: int) -> PieceTokens:
-        preparation = self._preparation
+        preparation, job = self._preparation, self._preparation.job
         if opened.files[0].is_tokens:
             self._check_unchanged(bundle, opened)
             return self._shard_piece(opened, piece)
         parts = [CACHE_VERSION, opened.identity, len(opened.files), piece, self._source.text_field]
-        parts += [opened.files[0].suffix, preparation.tokenizer.digest, preparation.held_out]
+        parts += [opened.files[0].suffix, preparation.tokenizer.digest, job.held_out]
         if preparation.form is not None:
-            parts += [preparation.form, preparation.sequence_length]
+            parts += [preparation.form, job.sequence_length]
         if preparation.by_name:
             parts += [file.name for file in opened.files]
         key = blake3(repr(parts).encode()).hexdigest()
         tokens = preparation.cache.read(key)
         if tokens is None:
             self._check_unchanged(bundle, opened)
-            job = Job(
-                files=opened.files,
-                piece=piece,
-                tokenizer=None
-                if preparation.tokenizer_path is None
-                else str(preparation.tokenizer_path),
-                end_token=preparation.end_token,
-                held_out=preparation.held_out,
-                sequence_length=preparation.sequence_length,
-                cache=str(preparation.cache_dir),
-                key=key,
-            )
-            is_simple = opened.is_bytes and preparation.tokenizer_path is None
+            job = msgspec.structs.replace(job, files=opened.files, piece=piece, key=key)
+            is_simple = opened.is_bytes and job.tokenizer is None
             self._asked(partial(carry_out if is_simple else preparation.workers.do, job))
             tokens = preparation.cache.read(key)
         if tokens is None:
@@ -273,7 +260,7 @@ class Pieces:
             raise unreadable(error) from error
         blocks = [tokens[at : at + BLOCK_TOKENS] for at in range(0, tokens.size, BLOCK_TOKENS)]
         held = [
-            is_held_out(f"{opened.identity}/{piece}/{number}".encode(), preparation.held_out)
+            is_held_out(f"{opened.identity}/{piece}/{number}".encode(), preparation.job.held_out)
             for number in range(len(blocks))
         ]
         nothing = tokens[:0]
