@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -113,14 +112,9 @@ class Follower(Rank):
         while True:
             kind, arguments = self._channel.receive_command()
             if kind is Command.GO:
-                over, finished, tokens, peers, measure, rate = arguments[:6]
+                over, finished, tokens, rate, peers, measure = arguments[:6]
                 self._agreed = Agreed(
-                    over=bool(over),
-                    finished=bool(finished),
-                    global_tokens=int(tokens),
-                    rate=None if math.isnan(rate) else rate,
-                    peers=int(peers),
-                    measure=bool(measure),
+                    bool(over), bool(finished), int(tokens), rate, int(peers), bool(measure)
                 )
                 return
             if kind is Command.WAIT:

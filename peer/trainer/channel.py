@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass
+import math
 from datetime import timedelta
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -45,14 +45,13 @@ class IslandBroken(PeerError):
     message = "the island cannot take part: {reason}"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Agreed:
+class Agreed(NamedTuple):
     """Facts that all processes of one learner assume until their next safe point."""
 
     over: bool = False
     finished: bool = False
     global_tokens: int = 0
-    rate: float | None = None
+    rate: float = math.nan
     """The learning rate at so many tokens, which the run's owner may have changed."""
     peers: int = 1
     measure: bool = False

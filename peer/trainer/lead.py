@@ -47,11 +47,7 @@ class Lead(Channel):
 
     def go(self, agreed: Agreed) -> None:
         """End the safe point."""
-        self.command(
-            *(Command.GO, agreed.over, agreed.finished, agreed.global_tokens, agreed.peers),
-            agreed.measure,
-            float("nan") if agreed.rate is None else agreed.rate,
-        )
+        self.command(Command.GO, *agreed)
 
     def end(self, failure: str | None) -> None:
         """Announce that no further safe point follows, and the failure that caused it, if any."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import abc
 import atexit
+import math
 import os
 import random
 import signal
@@ -375,7 +376,8 @@ class Rank(abc.ABC):
 
     def set_rates(self) -> None:
         """Set the scheduled rates again, after something else has changed them."""
-        self._parts.rates.set(self.global_tokens, rate=self._agreed.rate)
+        agreed = self._agreed.rate
+        self._parts.rates.set(self.global_tokens, rate=None if math.isnan(agreed) else agreed)
 
     def measure_with(self, measure: Callable[[], tuple[float, int]]) -> None:
         """Set the function that measures the held-out loss.
