@@ -15,7 +15,7 @@ from dht.libp2p.lane.lane import Lane
 from dht.memory.virtual_loop import run
 from dht.presence.presence import Presence
 from peer import status
-from peer.agent.network import MEET_EVERY_S, STATUS_WITHIN_S, Meetings, Network
+from peer.agent.network import MEET_EVERY_S, STATUS_WITHIN_S, Meetings, Network, Told
 from peer.rules.others import HUBS_MAX, hubs, to_meet
 from peer.status import PeerStatus
 from tests.peer.statuses import a_status
@@ -182,3 +182,13 @@ async def test_those_who_have_not_answered_are_waited_for_until_there_is_enough(
         answers = await Network.statuses(network, [ANNA, BORIS, CLARA], enough=at_least(count))
         assert loop.time() - began == pytest.approx(seconds)
         assert [each.peer for each in answers] == [ANNA, BORIS][2 - min(count, 2) :]
+
+
+def test_states_come_from_the_founding_to_begin_with_or_from_those_that_told_of_none() -> None:
+    told = {ANNA: Told(0.0, "one", None), BORIS: Told(0.0, "other", 2.5), CLARA: Told(0.0, "", 2.0)}
+    network = cast(Network, SimpleNamespace(told=told, _followed="one"))
+    unknown = PeerId("12D3KooWUnknown")
+    followed = [p for p in (*told, unknown) if Network.is_followed(network, p)]
+    assert followed == [ANNA, CLARA, unknown]
+    Network.follow(network, "")
+    assert Network.is_followed(network, BORIS), "nothing is known of the foundings"
