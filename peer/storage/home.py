@@ -46,8 +46,10 @@ LOOKED_AT_S = 0.5
 in use locks it for a moment."""
 
 OUTER = "outer"
-GOOD = "good"
 """The folder of the checkpoints of the run's state, inside a peer's folder."""
+
+GOOD = "good"
+"""The folder of earlier states, for an owner who takes the run back, inside a peer's folder."""
 
 PEERS = "peers.json"
 """The file of the peers that a peer has met."""

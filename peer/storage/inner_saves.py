@@ -69,10 +69,10 @@ class InnerSaves:
             self.scaler.load_state_dict(dict(restored.scaler))
         if restored is None or not self._optimizers:
             return restored
-        if restored.optimizer:
-            self._tell("optimizer_restored", {"step": restored.step})
-        else:
+        if restored.reason:
             self._tell("optimizer_not_restored", {"reason": restored.reason})
+        else:
+            self._tell("optimizer_restored", {"step": restored.step})
         return restored
 
     def maybe_save(self, *, step: int, position: Callable[[], Mapping[str, int]]) -> None:

@@ -54,10 +54,8 @@ class Restored:
     """Step of the incarnation that saved it."""
     data: Mapping[str, int]
     """Position for ``TokenStream.restore_position``; empty if the program reads its data itself."""
-    optimizer: bool
-    """``False`` if the state belongs to another kind of optimizer and was not restored."""
-    reason: str = field(default="")
-    """The reason if it was not."""
+    reason: str
+    """Why the state of the optimizer was not restored; empty if it was."""
     scaler: Mapping[str, float] = field(default_factory=dict)
     """State of the ``GradScaler``; empty if none was saved."""
 
@@ -149,7 +147,7 @@ def restore_inner(
     torch.set_rng_state(kept["rng/cpu"])
     if "rng/cuda" in kept and (device := _cuda_device(model)) is not None:
         torch.cuda.set_rng_state(kept["rng/cuda"], device)
-    return Restored(meta["step"], meta["data"], not reason, reason, meta.get("scaler", {}))
+    return Restored(meta["step"], meta["data"], reason, meta.get("scaler", {}))
 
 
 def several(optimizer: Optimizers) -> tuple[torch.optim.Optimizer, ...]:
