@@ -199,6 +199,31 @@ def failing(size: Mapping[str, Any]) -> list[Cell]:
     return [Cell(idea, f"{control}, 30% fail", changes, control, "+2%", size=size)]
 
 
+# The learning rate of a new run
+
+NEW_RUN: Mapping[str, Any] = {"layers": 4, "width": 128, "length": 128, "batch": 32}
+"""Model and steps of ``shoal run new`` without a size: 0.8 million parameters, 4096 tokens."""
+
+
+def new_run() -> list[Cell]:
+    """The best rate times the width was 1.5 with widths of 64 and of 384, and is so in the runs of
+    named sizes. With a width of 128 that is 0.012."""
+    idea, control = "a new run", "one alone, 0.002"
+    cells = []
+    for rate, expected in ((2e-3, ""), (6e-3, "-12%"), (1.2e-2, "-16%"), (2.4e-2, "-13%")):
+        name = f"one alone, {rate:g}"
+        changes = {**ALONE, "steps": 240, "rate": rate}
+        against = control if expected else ""
+        cells.append(Cell(idea, name, changes, against, expected, size=NEW_RUN))
+    pair = {"members": 2, "cycle": 24, "steps": 240, "outer": damped}
+    control = "two, 0.002"
+    cells.append(Cell(idea, control, {**pair, "rate": 2e-3}, size=NEW_RUN))
+    for rate, expected in ((6e-3, "-10%"), (1.2e-2, "-13%")):
+        changes = {**pair, "rate": rate}
+        cells.append(Cell(idea, f"two, {rate:g}", changes, control, expected, size=NEW_RUN))
+    return cells
+
+
 # Short runs and founders
 
 SHORT: Mapping[str, Any] = {"steps": 240, "cycle": 24, "rate": RATE["every 30"]}
@@ -638,6 +663,7 @@ CELLS: Sequence[Cell] = (
     *rates(),
     *law("law, 1024 tokens", expected=EXPECTED_OF_1024, size=TOKENS_1024),
     *sizes(),
+    *new_run(),
 )
 
 
