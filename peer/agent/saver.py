@@ -28,7 +28,7 @@ APART = 2
 """Versions of each fragment between the checkpoints that stay. Their mean is a better model than
 the newest one (``peer.extras.export.averages``); a mean of the last minutes gains little, and one
 with four versions between them less than this, just after the second has been written
-(results-few-members.md in docs/research)."""
+(results-training.md in docs/research)."""
 LOOK_EVERY_S = 1.0
 """Time between two looks whether the last other learner has left."""
 TIDY_EVERY_S = 5.0

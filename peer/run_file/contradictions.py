@@ -310,7 +310,7 @@ def obstacles(run: RunFile, *, now: datetime) -> Iterator[Contradiction]:
 
 
 FEW_TOKENS = 1024
-"""Tokens of a step up to which a merge every eight steps was measured to be better by 3 to 10% of
+"""Tokens of a step up to which a merge every eight steps was measured to be better by 2 to 10% of
 loss than one every thirty (256, 768 and 1024 tokens, eight members; results-few-members.md in
 docs/research)."""
 CYCLE_OF_FEW_TOKENS = 8
@@ -326,6 +326,6 @@ def remarks(run: RunFile) -> Iterator[str]:
         yield (
             f"one step has {step_tokens} tokens (inner.batch_size x data.sequence_length), and is "
             f"mostly noise: eight peers that merge every {CYCLE_OF_FEW_TOKENS} steps, not 30, end "
-            f"with 3 to 10% less loss, for four times the bytes; outer.steps_per_cycle is "
+            f"with 2 to 10% less loss, for four times the bytes; outer.steps_per_cycle is "
             f"{cycle_steps}"
         )

@@ -131,7 +131,8 @@ def _data(name: str | None, tokenizer: str, end_token: str | None) -> Data:
 
 
 def continuing(model: HfModel, data: Data) -> RunFile:
-    """A run that continues to train a published model, or trains adapters of it."""
+    """A run that continues to train a published model, or trains adapters of it. The rates are
+    usual ones, of which there is no figure here."""
     assert model.base is not None
     adapts = model.lora is not None
     context = model.config.get("max_position_embeddings")

@@ -3,7 +3,7 @@
 Every version has the noise of the steps that made it, and a mean over some of them has less. The
 checkpoints of a peer lie some versions apart (``peer.agent.saver``), so nothing else is kept for
 it: their mean has three quarters of what a vector of its own would gain, which every peer would
-have to hold in memory (results-few-members.md in docs/research). A checkpoint counts if the newest
+have to hold in memory (results-training.md in docs/research). A checkpoint counts if the newest
 state of every fragment has grown out of its own: none does that was made before a rollback, or on
 another side of the run. The mean is computed in fp32, the newest first, so equal checkpoints give
 equal bits and an equal name.

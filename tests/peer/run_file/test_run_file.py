@@ -57,7 +57,7 @@ def test_the_template_differs_from_the_defaults_where_something_else_trains_bett
     written = parse(to_toml(starting("my-run")))
     assert differences(RunFile(), written) == [
         'inner.optimizer was "adamw" and is "muon"',
-        "inner.learning_rate was 0.001 and is 0.002",
+        "inner.learning_rate was 0.001 and is 0.012",
         "outer.learning_rate_of_two was unset and is 0.7",
         'outer.merge was "mean" and is "centered_clip"',
         'outer.late_work was "whole" and is "per_cycle"',
@@ -70,7 +70,7 @@ def test_the_template_differs_from_the_defaults_where_something_else_trains_bett
 def test_comments_name_the_default_of_each_setting_that_has_another_value() -> None:
     text = " ".join(line.removeprefix("# ") for line in to_toml(starting("my-run")).splitlines())
     assert "How one peer trains. One of (default: adamw):" in text
-    assert "(a number above 0 to 100; default: 0.001) learning_rate = 0.002" in text
+    assert "(a number above 0 to 100; default: 0.001) learning_rate = 0.012" in text
     assert "(a whole number from 1 to 100000; default: unset) steps_per_cycle_max = 120" in text
     assert text.count("default: ") == 7
     assert "; default: 4) layers = 12" in " ".join(
