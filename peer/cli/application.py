@@ -48,11 +48,11 @@ RelayBulk = Annotated[
 
 
 def _run_page(text: str | None) -> str | None:
-    from peer.views.page_address import parse_run_page
+    from peer.views.page_address import parse_page
 
     if text in (None, "off"):
         return None
-    parse_run_page(text)
+    parse_page(text, "--run-page")
     return text
 
 

@@ -64,23 +64,16 @@ class PageError(PeerError):
     )
 
 
-def parse_page(text: str) -> PageAddress:
-    """Parse ``HOST:PORT``, ``[::1]:9100`` or ``auto``. Raises ``PageError``."""
+def parse_page(text: str, option: str = "--page") -> PageAddress:
+    """Parse ``HOST:PORT``, ``[::1]:9100`` or ``auto``. Raises ``PageError``, which names the
+    option."""
     if text == ANY_PAGE:
         return PageAddress("127.0.0.1", ANY_PAGE_PORT, ANY_PAGE_TRIES)
     host, _, port = text.rpartition(":")
     host = host.removeprefix("[").removesuffix("]")
     if not host or not port.isascii() or not port.isdigit() or not 0 < int(port) < 65536:
-        raise PageError(repr(text), f"it is not HOST:PORT, such as {DEFAULT_PAGE}")
+        raise PageError(repr(text), f"it is not HOST:PORT, such as {DEFAULT_PAGE}", option)
     return PageAddress(host, int(port))
-
-
-def parse_run_page(text: str) -> PageAddress:
-    """The address of public pages: ``HOST:PORT``. Raises ``PageError``."""
-    try:
-        return parse_page(text)
-    except PageError as error:
-        raise PageError(error.address, error.reason, "--run-page") from error
 
 
 def try_page(address: PageAddress) -> None:

@@ -21,6 +21,7 @@ import os
 import secrets
 from collections.abc import (
     AsyncIterator,
+    Awaitable,
     Callable,
     Iterable,
     Iterator,
@@ -31,7 +32,7 @@ from contextlib import asynccontextmanager
 from dataclasses import asdict, dataclass, replace
 from importlib.resources import files
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from aiohttp import web
 from aiohttp.typedefs import Handler, Middleware
@@ -94,49 +95,44 @@ async def serve_pages(
     registry.register(_Figures(metrics))
     ProcessCollector(registry=registry)
 
-    async def health(request: web.Request) -> web.Response:
-        return _json({"status": "alive"})
-
-    async def ready(request: web.Request) -> web.Response:
+    def ready(request: web.Request) -> web.Response:
         results = checks()
         is_ready = all(check.ok for check in results)
         content = {"ready": is_ready, "checks": [asdict(check) for check in results]}
         return _json(content, status=200 if is_ready else 503)
 
-    async def figures(request: web.Request) -> web.Response:
-        return web.Response(
-            body=generate_latest(registry), headers={"Content-Type": CONTENT_TYPE_LATEST}
-        )
+    def figures(request: web.Request) -> web.Response:
+        metrics_type = {"Content-Type": CONTENT_TYPE_LATEST}
+        return web.Response(body=generate_latest(registry), headers=metrics_type)
 
-    async def index(request: web.Request) -> web.Response:
-        if content is None:
-            return web.Response(text="/healthz\n/readyz\n/metrics\n")
-        return web.Response(text=page, content_type="text/html", headers=_HEADERS)
-
-    async def state(request: web.Request) -> web.Response:
-        return _json({} if content is None else content.state())
-
-    async def events(request: web.Request) -> web.Response:
-        wanted = request.query.get("search", "")[:SEARCH_MAX]
-        return _json({"events": [] if content is None else content.events(wanted)})
-
-    page, token = "", None
+    routes: dict[str, Answer] = {
+        "/": lambda request: web.Response(text="/healthz\n/readyz\n/metrics\n"),
+        "/healthz": lambda request: _json({"status": "alive"}),
+        "/readyz": ready,
+        "/metrics": figures,
+    }
+    token = None
     if content is not None:
-        page = page_text()
         token = None if address.is_local else _token(content.token_file)
-    application = web.Application(client_max_size=0, middlewares=[_guard(address, token)])
-    application.add_routes(
-        [
-            web.get("/", index),
-            web.get("/state.json", state),
-            web.get("/events.json", events),
-            web.get("/healthz", health),
-            web.get("/readyz", ready),
-            web.get("/metrics", figures),
-        ]
-    )
-    async with serve(application, address) as served:
+        routes |= _for_people(content)
+    guard = _guard(address, token)
+    async with serve(routes, address, guard=guard, headers=_HEADERS) as served:
         yield served.url + ("" if token is None else f"?token={token}")
+
+
+def _for_people(content: Content) -> dict[str, Answer]:
+    """The page for people, and what it reads."""
+    page = page_text()
+
+    def events(request: web.Request) -> web.Response:
+        wanted = request.query.get("search", "")[:SEARCH_MAX]
+        return _json({"events": content.events(wanted)})
+
+    return {
+        "/": lambda request: web.Response(text=page, content_type="text/html"),
+        "/state.json": lambda request: _json(content.state()),
+        "/events.json": events,
+    }
 
 
 def drawing_text() -> str:
@@ -150,11 +146,33 @@ def page_text() -> str:
     return text.replace("// drawing.js\n", drawing_text())
 
 
+Answer: TypeAlias = Callable[[web.Request], web.StreamResponse | Awaitable[web.StreamResponse]]
+
+
 @asynccontextmanager
-async def serve(application: web.Application, address: PageAddress) -> AsyncIterator[PageAddress]:
-    """Serve at the first free port of an address while the block runs. Raises ``PageError``."""
+async def serve(
+    routes: Mapping[str, Answer],
+    address: PageAddress,
+    *,
+    guard: Middleware,
+    headers: Mapping[str, str],
+    option: str = "--page",
+) -> AsyncIterator[PageAddress]:
+    """Answer ``GET`` at the first free port of an address while the block runs.
+
+    ``guard`` sees each request first; every answer has the ``headers``. Raises ``PageError``, which
+    names the ``option`` that the address is from.
+    """
+
+    async def harden(request: web.BaseRequest, response: web.StreamResponse) -> None:
+        for name, value in headers.items():
+            response.headers.setdefault(name, value)
+        response.headers["Server"] = "shoal"
+
     connections = Connections()
-    application.middlewares.append(connections.watching())
+    application = web.Application(client_max_size=0, middlewares=[guard, connections.watching()])
+    application.add_routes([web.get(path, _handler(answer)) for path, answer in routes.items()])
+    application.on_response_prepare.append(harden)
     runner = web.AppRunner(
         application,
         access_log=None,
@@ -165,7 +183,7 @@ async def serve(application: web.Application, address: PageAddress) -> AsyncIter
     await runner.setup()
     listening = None
     try:
-        listening, served = await _listen(runner, connections, address)
+        listening, served = await _listen(runner, connections, address, option)
         yield served
     finally:
         if listening is not None:
@@ -173,8 +191,16 @@ async def serve(application: web.Application, address: PageAddress) -> AsyncIter
         await runner.cleanup()
 
 
+def _handler(answer: Answer) -> Handler:
+    async def handle(request: web.Request) -> web.StreamResponse:
+        made = answer(request)
+        return await made if isinstance(made, Awaitable) else made
+
+    return handle
+
+
 async def _listen(
-    runner: web.AppRunner, connections: Connections, address: PageAddress
+    runner: web.AppRunner, connections: Connections, address: PageAddress, option: str
 ) -> tuple[asyncio.Server, PageAddress]:
     server, loop = runner.server, asyncio.get_running_loop()
     assert server is not None, "the runner is set up"
@@ -187,7 +213,7 @@ async def _listen(
         except OSError as error:
             if error.errno == errno.EADDRINUSE and number + 1 < address.tries:
                 continue
-            raise PageError(str(tried), reason_of(error)) from error
+            raise PageError(str(tried), reason_of(error), option) from error
     raise AssertionError("tries is positive")
 
 
@@ -238,21 +264,19 @@ class _Figures(Collector):
         yield from table_metrics()
 
 
-def table_metrics() -> tuple[Metric, ...]:
+def table_metrics() -> Iterator[Metric]:
     """How full the tables of this process are (``dht.bounded_mapping``)."""
     text = "tables of what others can cause, which drop what is worth the least"
-    entries = GaugeMetricFamily("shoal_table_entries", f"Entries of {text}.", labels=["table"])
-    places = GaugeMetricFamily("shoal_table_places", f"Places of {text}.", labels=["table"])
-    sizes = GaugeMetricFamily("shoal_table_bytes", f"Memory of {text}.", labels=["table"])
-    dropped = CounterMetricFamily(
-        "shoal_table_dropped", f"Entries that gave way in {text}.", labels=["table"]
-    )
-    for name, used in ALL.use().items():
-        entries.add_metric([name], used.entries)
-        places.add_metric([name], used.places)
-        sizes.add_metric([name], used.bytes)
-        dropped.add_metric([name], used.dropped)
-    return entries, places, sizes, dropped
+    for figure, what, family in (
+        ("entries", "Entries of", GaugeMetricFamily),
+        ("places", "Places of", GaugeMetricFamily),
+        ("bytes", "Memory of", GaugeMetricFamily),
+        ("dropped", "Entries that gave way in", CounterMetricFamily),
+    ):
+        metric = family(f"shoal_table_{figure}", f"{what} {text}.", labels=["table"])
+        for name, used in ALL.use().items():
+            metric.add_metric([name], getattr(used, figure))
+        yield metric
 
 
 def _json(content: object, *, status: int = 200) -> web.Response:

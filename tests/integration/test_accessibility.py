@@ -15,7 +15,7 @@ from peer.extras.site.run_page import Site, serve_run_pages
 from peer.installed import ROLES
 from peer.views.agent_page import KnownPeers, peer_rows
 from peer.views.agent_page import content as agent_page
-from peer.views.page_address import parse_page, parse_run_page
+from peer.views.page_address import parse_page
 from peer.views.pages import Content, serve_pages
 from tests.integration import chromium
 from tests.peer.extras.site.example_pages import OTHER, RUN, a_page
@@ -83,7 +83,7 @@ def test_pages_of_runs_have_no_faults(processes: Processes, tmp_path: Path) -> N
     site = Site(who="Served by a test", pages=lambda: pages)
 
     async def look(tab: chromium.Tab) -> None:
-        async with serve_run_pages(parse_run_page(f"127.0.0.1:{free_port()}"), site) as url:
+        async with serve_run_pages(parse_page(f"127.0.0.1:{free_port()}"), site) as url:
             listed = "document.querySelectorAll('#runs a').length === 2"
             shown = "document.getElementById('page')?.hidden === false"
             found = await faults(tab, url, listed) + await faults(tab, f"{url}?run={OTHER}", shown)

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from peer.extras.site.run_page import Point, Site, serve_run_pages
-from peer.views.page_address import parse_run_page
+from peer.views.page_address import parse_page
 from tests.integration import chromium
 from tests.peer.extras.site.example_pages import BAD, LINK, OTHER, RUN, a_page
 from tests.processes import Processes, free_port
@@ -52,7 +52,7 @@ def browse(
     processes: Processes, folder: Path, site: Site, look: Callable[[chromium.Tab, str], Any]
 ) -> None:
     async def main() -> None:
-        address = parse_run_page(f"127.0.0.1:{free_port()}")
+        address = parse_page(f"127.0.0.1:{free_port()}")
         async with (
             serve_run_pages(address, site) as url,
             chromium.open_tab(processes, folder / "profile") as tab,

@@ -95,7 +95,7 @@ def bootstrap(
     from peer.extras.hosting import bootstrap as seeding
     from peer.rules.limits import parse_relay_rate
     from peer.signals import run_until_stopped
-    from peer.views.page_address import parse_page, parse_run_page
+    from peer.views.page_address import parse_page
 
     start_logging()
     settings = seeding.BootstrapSettings(
@@ -106,7 +106,7 @@ def bootstrap(
         data_directory=data_dir or data_home(os.environ) / "bootstrap",
         seeds=tuple(addresses.parse_seed(text) for text in seed or ()),
         page=None if page == "off" else parse_page(page),
-        run_page=None if run_page is None else parse_run_page(run_page),
+        run_page=None if run_page is None else parse_page(run_page, "--run-page"),
         relay_bytes_s=parse_relay_rate(relay_bulk),
         lane_port=lane,
         notify_socket=os.environ.get("NOTIFY_SOCKET"),
@@ -184,7 +184,7 @@ def host(
     from peer.joining.link import Link
     from peer.rules.limits import parse_relay_rate
     from peer.signals import run_until_stopped
-    from peer.views.page_address import parse_page, parse_run_page
+    from peer.views.page_address import parse_page
 
     start_logging()
     parse_relay_rate(relay_rate)  # refuses what is no rate
@@ -197,7 +197,7 @@ def host(
         domain=domain,
         port=port,
         relay_rate=relay_rate,
-        run_page=parse_run_page(run_page),
+        run_page=parse_page(run_page, "--run-page"),
         page=parse_page(page),
         notify_socket=os.environ.get("NOTIFY_SOCKET"),
     )

@@ -27,7 +27,7 @@ from peer.processes import child_environment
 from peer.run_file.sections import RunFile
 from peer.storage.checkpoint import CheckpointFolder
 from peer.storage.home import OUTER, data_cache
-from peer.views.page_address import PageAddress, parse_run_page
+from peer.views.page_address import PageAddress, parse_page
 
 if TYPE_CHECKING:
     from peer.agent.peer import Peer
@@ -174,7 +174,7 @@ def asked_for(
     run_page: str | None,
 ) -> PublicSide:
     """The public side by its options. Raises ``BadParameter`` or ``PeerError``."""
-    page = None if run_page is None else parse_run_page(run_page)
+    page = None if run_page is None else parse_page(run_page, "--run-page")
     if publish is None:
         given = {
             "--every": every,

@@ -26,6 +26,7 @@ import io
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from functools import lru_cache
 from importlib.resources import files
 from pathlib import Path
 from typing import Annotated, Any, TypeAlias
@@ -42,8 +43,8 @@ from peer.calls import Call
 from peer.data.files import data_words
 from peer.extras.site.shelf import published
 from peer.run_file.sections import RunFile
-from peer.views.page_address import PageAddress, PageError
-from peer.views.pages import drawing_text, serve
+from peer.views.page_address import PageAddress
+from peer.views.pages import Answer, drawing_text, serve
 
 PAGE_MAX_BYTES = 256 << 10
 SCHEMA = 1
@@ -249,7 +250,6 @@ class _Server:
         self._fresh_until = 0.0
         self._pages: Mapping[str, RunPage] = {}
         self._downloads = 0
-        self._codes: dict[str, bytes | None] = {}
         self._files = {
             path: (files("peer.extras.site").joinpath(name).read_bytes(), kind)
             for path, (name, kind) in _FILES.items()
@@ -257,23 +257,18 @@ class _Server:
         script, kind = self._files["/page.js"]
         self._files["/page.js"] = drawing_text().encode() + script, kind
 
-    def application(self) -> web.Application:
-        made = web.Application(client_max_size=0, middlewares=[self._guard])
-        made.add_routes([web.get(path, self._file) for path in _FILES])
-        made.add_routes(
-            [
-                web.get("/runs.json", self._runs),
-                web.get("/run.json", self._run),
-                web.get("/qr.svg", self._code),
-                web.get("/healthz", self._health),
-                web.get("/exports/{export}/{name}", self._export),
-            ]
-        )
-        made.on_response_prepare.append(_harden)
-        return made
+    def routes(self) -> dict[str, Answer]:
+        return {
+            **dict.fromkeys(_FILES, self._file),
+            "/runs.json": self._runs,
+            "/run.json": lambda request: _json(self._page(request)),
+            "/qr.svg": self._code,
+            "/healthz": lambda request: web.Response(text="alive\n"),
+            "/exports/{export}/{name}": self._export,
+        }
 
     @web.middleware
-    async def _guard(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+    async def guard(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         if not self._rate.spend(None, asyncio.get_running_loop().time()):
             raise web.HTTPTooManyRequests(text="too many requests\n", headers={"Retry-After": "2"})
         return await handler(request)
@@ -292,29 +287,20 @@ class _Server:
             raise web.HTTPNotFound(text="this peer does not know this run\n")
         return page
 
-    async def _file(self, request: web.Request) -> web.Response:
+    def _file(self, request: web.Request) -> web.Response:
         data, kind = self._files[request.path]
         return web.Response(body=data, content_type=kind, charset="utf-8")
 
-    async def _runs(self, request: web.Request) -> web.Response:
+    def _runs(self, request: web.Request) -> web.Response:
         runs = [{name: getattr(page, name) for name in LISTED} for page in self._fresh().values()]
         return _json({"who": self._site.who, "runs": runs})
 
-    async def _run(self, request: web.Request) -> web.Response:
-        return _json(self._page(request))
-
-    async def _code(self, request: web.Request) -> web.Response:
+    def _code(self, request: web.Request) -> web.Response:
         link = self._page(request).link
-        if link not in self._codes:
-            self._codes.clear()
-            self._codes[link] = qr_svg(link) if link else None
-        code = self._codes[link]
+        code = qr_svg(link) if link else None
         if code is None:
             raise web.HTTPNotFound(text="there is no code\n")
         return web.Response(body=code, content_type="image/svg+xml")
-
-    async def _health(self, request: web.Request) -> web.Response:
-        return web.Response(text="alive\n")
 
     async def _export(self, request: web.Request) -> web.StreamResponse:
         path = self._listed(request.match_info["export"], request.match_info["name"])
@@ -344,12 +330,6 @@ class _Server:
         return None if listed is None or listed.is_symlink() else listed
 
 
-async def _harden(request: web.BaseRequest, response: web.StreamResponse) -> None:
-    for name, value in _HEADERS.items():
-        response.headers.setdefault(name, value)
-    response.headers["Server"] = "shoal"
-
-
 def _json(content: object) -> web.Response:
     return web.Response(body=msgspec.json.encode(content), content_type="application/json")
 
@@ -357,13 +337,14 @@ def _json(content: object) -> web.Response:
 @asynccontextmanager
 async def serve_run_pages(address: PageAddress, site: Site) -> AsyncIterator[str]:
     """Serve while the block runs; yields the URL. Raises ``PageError``."""
-    try:
-        async with serve(_Server(site).application(), address) as served:
-            yield served.url
-    except PageError as error:
-        raise PageError(error.address, error.reason, "--run-page") from error
+    server = _Server(site)
+    async with serve(
+        server.routes(), address, guard=server.guard, headers=_HEADERS, option="--run-page"
+    ) as served:
+        yield served.url
 
 
+@lru_cache(maxsize=1)
 def qr_svg(text: str) -> bytes | None:
     """The code as an SVG image, dark on white; ``None`` without the package."""
     try:

@@ -3,25 +3,27 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import AbstractAsyncContextManager
 
 import aiohttp
 import pytest
 from aiohttp import web
+from aiohttp.typedefs import Handler
 
 from peer.views import connections
-from peer.views.page_address import parse_page
+from peer.views.page_address import PageAddress, parse_page
 from peer.views.pages import serve
 from tests.processes import free_port
 
 
-async def alive(request: web.Request) -> web.Response:
-    return web.Response(text="alive")
+@web.middleware
+async def everybody(request: web.Request, handler: Handler) -> web.StreamResponse:
+    return await handler(request)
 
 
-def application() -> web.Application:
-    made = web.Application()
-    made.add_routes([web.get("/", alive)])
-    return made
+def serving(address: PageAddress) -> AbstractAsyncContextManager[PageAddress]:
+    routes = {"/": lambda request: web.Response(text="alive")}
+    return serve(routes, address, guard=everybody, headers={})
 
 
 async def ended(reader: asyncio.StreamReader) -> bool:
@@ -36,7 +38,7 @@ def test_idle_connections_give_way_to_those_that_ask(monkeypatch: pytest.MonkeyP
 
     async def main() -> None:
         address = parse_page(f"127.0.0.1:{free_port()}")
-        async with serve(application(), address) as served, aiohttp.ClientSession() as session:
+        async with serving(address) as served, aiohttp.ClientSession() as session:
             opened = [await asyncio.open_connection(served.host, served.port) for _ in range(64)]
             async with session.get(served.url) as answer:
                 assert await answer.text() == "alive"
@@ -55,7 +57,7 @@ def test_a_connection_on_which_no_whole_request_comes_is_closed(
 
     async def main() -> None:
         address = parse_page(f"127.0.0.1:{free_port()}")
-        async with serve(application(), address) as served:
+        async with serving(address) as served:
             reader, writer = await asyncio.open_connection(served.host, served.port)
             writer.write(b"GET / HTTP/1.1\r\nHost: a\r\n")
             assert await asyncio.wait_for(reader.read(), 30.0) == b""

@@ -26,7 +26,7 @@ from peer.extras.site.run_page import (
 )
 from peer.extras.site.shelf import Shelf
 from peer.run_file.sections import RunFile
-from peer.views.page_address import PageError, parse_run_page
+from peer.views.page_address import PageError, parse_page
 from tests.peer.extras.site.example_pages import LINK, OTHER, RUN, a_page
 from tests.processes import free_port
 
@@ -79,7 +79,7 @@ Get = Callable[[str], Awaitable[tuple[int, Any, bytes]]]
 
 def visit(site: Site, look: Callable[[Get, aiohttp.ClientSession, str], Awaitable[None]]) -> None:
     async def main() -> None:
-        address = parse_run_page(f"127.0.0.1:{free_port()}")
+        address = parse_page(f"127.0.0.1:{free_port()}")
         async with serve_run_pages(address, site) as url, aiohttp.ClientSession() as session:
 
             async def get(path: str) -> tuple[int, Any, bytes]:
@@ -240,4 +240,4 @@ def test_content_is_computed_once_for_many_visitors() -> None:
 @pytest.mark.parametrize("text", ["8080", "localhost", "host:99999", ""])
 def test_a_bad_address_is_refused_with_its_option(text: str) -> None:
     with pytest.raises(PageError, match=r"choose another address with --run-page HOST:PORT"):
-        parse_run_page(text)
+        parse_page(text, "--run-page")
