@@ -268,7 +268,7 @@ STREAMS_PER_PEER_MAX = 64
 
 
 class Served:
-    """What a host serves other peers: calls and streams, within limits of size, time and number."""
+    """Calls and streams that a host serves other peers, within limits of size, time and number."""
 
     def __init__(
         self, tasks: Tasks, *, prefers: Callable[[PeerId], object] = lambda peer: False

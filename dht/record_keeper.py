@@ -155,7 +155,7 @@ class RecordKeeper:
         )
 
     def newest(self, found: Iterable[bytes], *, key: str, now: float) -> dict[PeerId, bytes]:
-        """Of the records that were found under a key, each believed peer's newest one."""
+        """Each believed peer's newest record, of those that were found under a key."""
         newest: dict[PeerId, bytes] = {}
         for data in dict.fromkeys(found):  # nodes that store a record mostly agree
             verdict = self.admit(data, now=now, key=key)

@@ -1,4 +1,4 @@
-"""What a member encodes once it has entered a round, and what encoding has lost.
+"""The upload and merged slices that a member encodes in a round, and what encoding has lost.
 
 **Error feedback for what a peer encodes for others**: merged slices, and the bundle of its site
 (``Rests``). Nobody else knows what these were before they were encoded, so the peer that merged

@@ -1,4 +1,4 @@
-"""What the lines of a run carry: codec and length of the cycle, and the versions of each peer.
+"""Codec, length of the cycle and versions of each peer that the lines of a run can carry.
 
 **Levels.** A run may allow smaller codecs and longer cycles than those it prefers. They form a list
 of *levels*, from the most bytes per step to the fewest: first smaller codecs, which cost little

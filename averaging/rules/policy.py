@@ -58,8 +58,8 @@ class RoundPolicy:
     """Length of the displacement of work that missed its round; each peer shortens its own."""
     eta: float = 1.0
     eta_of_two: float | None = None
-    """Of rounds with two members, or one; ``None``: ``eta``. Two average so little noise that full
-    steps with momentum are too long (docs/research/results-few-members.md)."""
+    """``eta`` of rounds with two members, or one; ``None``: the same. Two average so little noise
+    that full steps with momentum are too long (docs/research/results-few-members.md)."""
     mu: float = 0.5
     batch_tokens_max: int | None = None
     """The run's largest batch: tokens beyond steps times this do not count. ``None``: all do."""

@@ -1,4 +1,4 @@
-"""What is done about an address before the daemon dials it, and read of what it says after.
+"""Steps before the daemon dials an address, and the meaning of what it says afterwards.
 
 - The daemon may open no socket to look up a host name (``dht.libp2p.confinement``), so ``by_ip``
   does.
@@ -65,7 +65,7 @@ async def _ips_of(kind: str, name: str, within_s: float) -> list[str] | OSError:
 
 
 GREETING = b"\x13/multistream/1.0.0\n"
-"""What a libp2p host says first on every TCP connection."""
+"""The first bytes of a libp2p host on every TCP connection."""
 
 
 async def why_silent(addresses: Sequence[Multiaddr], *, within_s: float) -> str | None:

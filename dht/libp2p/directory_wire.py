@@ -61,7 +61,7 @@ def write_records(records: Iterable[bytes]) -> bytes:
 
 
 def read_records(value: bytes) -> list[bytes]:
-    """What ``write_records`` wrote, at another peer. Raises ``MalformedMessage``."""
+    """The records that ``write_records`` of another peer wrote. Raises ``MalformedMessage``."""
     try:
         return decoded(value, _records.decode, "records of one key")
     except ValueError as error:

@@ -1,4 +1,4 @@
-"""What all parts of one presence share: profile and settings, events, the own signed record."""
+"""Profile, settings, events and own signed record, which all parts of one presence share."""
 
 from __future__ import annotations
 

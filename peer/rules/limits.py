@@ -187,12 +187,12 @@ class OthersBusy:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sensed:
-    """What else was last seen of the machine. Empty: nothing, or there was no reason to look."""
+    """Other facts of the machine, as last seen. Empty: none, or there was no reason to look."""
 
     programs: frozenset[str] = frozenset()
     """Names of other programs that run, in small letters, and ``FULL_SCREEN``."""
     battery: float | None = None
-    """What the battery holds, 0 to 1; ``None`` on mains power."""
+    """Charge of the battery, 0 to 1; ``None`` on mains power."""
     celsius: float | None = None
     """The highest temperature of the last ``HOT_FOR_S``."""
 

@@ -1,4 +1,4 @@
-"""What the folders of this user's peers know of earlier times.
+"""Facts of earlier times, as the folders of this user's peers have them.
 
 **A run whose peers are not on line**: when it was last seen, by whom, how far. A peer keeps this
 beside its checkpoints. ``shoal join`` reads the run file from it when nobody can be asked, ``shoal
@@ -128,7 +128,7 @@ def recall(run_id: RunId, folders: Iterable[Path | None] = ()) -> LastSeen | Non
 
 
 def remembered(run_id: RunId, folder: Path | None) -> str:
-    """What is known of a run on this machine, in words."""
+    """The facts of a run that this machine knows, in words."""
     seen = recall(run_id, [folder])
     return "never seen from this machine" if seen is None else seen.sentence
 

@@ -1,4 +1,4 @@
-"""What a round leaves behind at one peer: a contribution in doubt, or its word about the outcome.
+"""The remains of a round at one peer: a contribution in doubt, or its word about the outcome.
 
 A contribution is **in doubt** if it may be merged where this peer cannot see it. ``Doubting`` asks
 the roster until one of these tells: a standing by its ``merged``, a void round, a majority that has
