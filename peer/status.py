@@ -184,7 +184,10 @@ class PeerStatus(Training, frozen=True, array_like=True, kw_only=True):
     held_out: HeldOut | None = None
     """The newest published held-out loss, and the run's tokens when it was measured."""
     global_tokens: Annotated[
-        Count, Figure("Merged tokens of all peers", "tokens", counts=True, words="{} tokens merged")
+        Count,
+        Figure(
+            "Merged tokens of all peers", "tokens", counts=True, words="{} tokens merged by all"
+        ),
     ] = 0
     tokens_goal: Annotated[
         Count | None, PRIVATE, Figure("Merged tokens at which the run ends", "tokens")

@@ -110,9 +110,11 @@ def _time_left_s(peer: Peer, status: PeerStatus) -> float | None:
 
 def rows_of(peer: Peer, status: PeerStatus) -> list[PeerRow]:
     """All peers of the run in rows for people, the largest contributors first."""
-    now, live = asyncio.get_running_loop().time(), peer.network.live_members()
-    known = agent_page.KnownPeers(live, merged_of(peer.states), peer.offer_outcomes, now)
-    return agent_page.peer_rows(status, known, peer.board.names)
+    now, network = asyncio.get_running_loop().time(), peer.network
+    told = {peer: (each.steps, each.loss) for peer, each in network.told.items()}
+    rows = [agent_page.row_of(each, told.get(each.peer), now) for each in network.live_members()]
+    merged = merged_of(peer.states)
+    return agent_page.peer_rows(status, rows, merged, peer.offer_outcomes, peer.board.names)
 
 
 SAMPLE_EVERY_S = 1.0

@@ -131,7 +131,7 @@ class Meetings:
         self._me = me
         self._is_hub = False
         self.met: dict[PeerId, bool] = {}
-        """Whether a direct connection with each could be opened."""
+        """Peers that were met, and whether a direct connection with each could be opened."""
         self._presence = presence
         self._members = members
         self._counts = counts
@@ -183,6 +183,7 @@ class Told(NamedTuple):
     at: float
     founding: str
     """The name of the founding that it stands on; empty: it has no state."""
+    steps: int
     loss: float | None
 
 
@@ -402,7 +403,9 @@ class Network:
             for left in asking:
                 left.cancel()
         now = asyncio.get_running_loop().time()
-        new = {PeerId(each.peer): Told(now, each.founding, each.loss) for each in answers}
+        new = {
+            PeerId(each.peer): Told(now, each.founding, each.steps, each.loss) for each in answers
+        }
         for peer in self.told.keys() - self._view.keys():
             del self.told[peer]  # as many as there are live peers
         self.told.update(new)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import msgspec
@@ -57,22 +56,10 @@ SCHEMA = 1
 MORE = PeerId("")
 """Id of the row for all further peers that left."""
 
+LOSS_SHOWN_MAX = 1e6
+"""A larger loss that a peer tells of is left out: it would push other columns off the screen."""
 GONE_MAX = 32
 """Peers that left and are shown, the largest contributors first."""
-
-
-@dataclass(frozen=True, slots=True)
-class KnownPeers:
-    """The other peers of the run, as this peer knows them."""
-
-    members: Sequence[Member]
-    """Live members."""
-    merged: Mapping[PeerId, Mark]
-    """Marks in the states, which have the tokens of every contributor."""
-    offer_outcomes: Mapping[PeerId, str]
-    """Results of the peers' last offers, in words."""
-    now: float
-    """Time on the clock of ``Member.last_sign_at``."""
 
 
 def content(
@@ -113,10 +100,20 @@ def content(
     }
 
 
-def peer_rows(status: PeerStatus, peers: KnownPeers, names: Callable[[str], str]) -> list[PeerRow]:
-    """Rows of this peer, of live peers, and of peers that left but have merged tokens."""
-    tokens = {peer: mark.tokens for peer, mark in peers.merged.items()}
-    rows = [_own_row(status), *(_row(member, peers.now) for member in peers.members)]
+def peer_rows(
+    status: PeerStatus,
+    live: Sequence[PeerRow],
+    merged: Mapping[PeerId, Mark],
+    offers: Mapping[PeerId, str],
+    names: Callable[[str], str],
+) -> list[PeerRow]:
+    """Rows of this peer, of live peers, and of peers that left but have merged tokens.
+
+    ``merged``: the marks in the states, which have the tokens of every contributor. ``offers``: the
+    results of the peers' last offers, in words.
+    """
+    tokens = {peer: mark.tokens for peer, mark in merged.items()}
+    rows = [_own_row(status), *live]
     here = {row.peer for row in rows}
     gone = sorted((peer for peer in tokens if peer not in here), key=lambda peer: -tokens[peer])
     rows += [PeerRow(peer=peer, name=names(peer), state="gone") for peer in gone[:GONE_MAX]]
@@ -124,17 +121,17 @@ def peer_rows(status: PeerStatus, peers: KnownPeers, names: Callable[[str], str]
         tokens[MORE] = sum(tokens[peer] for peer in more)
         rows.append(PeerRow(peer=MORE, name=plural(len(more), "other"), state="gone"))
     newest = max((row.version for row in rows if row.version is not None), default=0)
-    merged = [tokens.get(PeerId(row.peer)) for row in rows]
-    per_mille = rounded_shares([count or 0 for count in merged], whole=1000)
+    counts = [tokens.get(PeerId(row.peer)) for row in rows]
+    per_mille = rounded_shares([count or 0 for count in counts], whole=1000)
     rows = [
         msgspec.structs.replace(
             row,
             behind=None if row.version is None else newest - row.version,
-            last=peers.offer_outcomes.get(PeerId(row.peer)),
+            last=offers.get(PeerId(row.peer)),
             tokens=count,
             share=share / 1000 if any(per_mille) else None,
         )
-        for row, count, share in zip(rows, merged, per_mille, strict=True)
+        for row, count, share in zip(rows, counts, per_mille, strict=True)
     ]
     return sorted(rows, key=lambda row: (-(row.tokens or 0), row.name))
 
@@ -155,9 +152,13 @@ def _own_row(status: PeerStatus) -> PeerRow:
     )
 
 
-def _row(member: Member, now: float) -> PeerRow:
+def row_of(member: Member, told: tuple[int, float | None] | None, now: float) -> PeerRow:
+    """The row of a live member. ``told``: its steps and its loss, as it told them last."""
     record = member.record
     versions = unpack_versions(record.versions)
+    steps, loss = told or (None, None)
+    if loss is not None and not abs(loss) <= LOSS_SHOWN_MAX:
+        loss = None
     return PeerRow(
         peer=member.peer,
         name=record.name or member.peer[-6:],
@@ -167,7 +168,9 @@ def _row(member: Member, now: float) -> PeerRow:
             "ready" if record.versions and not record.arrives else "connecting",
             rests=not record.trains,
         ),
+        steps=steps or None,
         step_time_s=record.step_time_s,
+        loss=loss,
         version=min(versions, default=None),
         rounds=record.counters.rounds,
         bytes_sent=record.counters.bytes_sent,

@@ -120,7 +120,7 @@ def _own(view: View) -> list[str]:
     lines = {
         "resting": status.rest,
         "speed": ", ".join(speed),
-        "tokens": fates_text(status.fates) if status.fates.get("processed") else "",
+        "tokens of this peer": fates_text(status.fates) if status.fates.get("processed") else "",
         "in progress": ", ".join(status.in_flight),
         "alone": "" if until is None else merges_alone_from(until),
         "last offer": view.last_offer,
@@ -155,7 +155,8 @@ def _headline(view: View) -> list[str]:
     if view.losses:
         parts.append(f"loss {view.losses[-1]:.3f}")
     goal = f" of {count_text(status.tokens_goal)}" if status.tokens_goal else ""
-    parts.append(f"{count_text(status.global_tokens)}{goal} tokens merged")
+    whose = " by all" if status.role else ""  # beside those of this peer
+    parts.append(f"{count_text(status.global_tokens)}{goal} tokens merged{whose}")
     parts.append(plural(status.rounds, "round"))
     parts.append(f"{bytes_text(status.bytes_sent)} up, {bytes_text(status.bytes_received)} down")
     parts.append(f"blocked {status.blocked_fraction:.2%}")

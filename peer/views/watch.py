@@ -304,7 +304,7 @@ def progress_line(status: PeerStatus) -> str:
     alone = "" if until is None else f"  alone: {merges_alone_from(until)}"
     return (
         f"step {status.steps}  loss {loss}  {peers_text(status.peers)}  "
-        f"{count_text(status.global_tokens)} tokens merged  {plural(status.rounds, 'round')}"
+        f"{count_text(status.global_tokens)} tokens merged by all  {plural(status.rounds, 'round')}"
         f"  sent {bytes_text(status.bytes_sent)}  blocked {status.blocked_fraction:.2%}"
         f"{''.join(f'  {text}' for text in status.words(ON_A_LINE))}{alone}"
     )
@@ -331,5 +331,5 @@ def outcome_text(outcome: Outcome) -> str:
         then = ", from where the same command goes on"
     return (
         f"{how}: {plural(status.steps, 'step')}, loss {loss}{held_out}; "
-        f"tokens: {fates_text(status.fates)}; files in {where}{then}"
+        f"tokens of this peer: {fates_text(status.fates)}; files in {where}{then}"
     )

@@ -26,7 +26,7 @@ from peer.agent.keeper import behind
 from peer.agent.network import peer_view
 from peer.joining.visit import RunStatus, Silent, status_lines
 from peer.status import time_left_s
-from peer.views.agent_page import _row
+from peer.views.agent_page import row_of
 from tests.fuzz.extremes import extremes
 from tests.fuzz.targets import ANNA, RUN
 from tests.peer.statuses import a_status
@@ -81,7 +81,8 @@ def test_an_extreme_record_is_taken_or_refused_and_shown(made: PeerRecord) -> No
     assert table.take(data, now=0.0)
     (member,) = table
     assert len(table.changes(1.0)) == len(table.live(1.0)) == table.size_estimate(1.0) - 1
-    json.dumps(msgspec.structs.asdict(_row(member, 1.0)), allow_nan=False)
+    for told in (None, (2**62, 1e18), (0, float("nan"))):
+        json.dumps(msgspec.structs.asdict(row_of(member, told, 1.0)), allow_nan=False)
     peer_view(member)
     assert 0 <= behind((0, 0), [unpack_versions(made.versions)]) <= VERSION_MAX
     left_s = time_left_s(

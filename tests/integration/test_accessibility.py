@@ -13,8 +13,8 @@ from peer.events.board import Board
 from peer.events.names import Names
 from peer.extras.site.run_page import Site, serve_run_pages
 from peer.installed import ROLES
-from peer.views.agent_page import KnownPeers, peer_rows
 from peer.views.agent_page import content as agent_page
+from peer.views.agent_page import peer_rows
 from peer.views.page_address import parse_page
 from peer.views.pages import Content, serve_pages
 from tests.integration import chromium
@@ -93,8 +93,8 @@ def test_pages_of_runs_have_no_faults(processes: Processes, tmp_path: Path) -> N
 
 
 def test_the_page_of_a_peer_has_no_faults(processes: Processes, tmp_path: Path) -> None:
-    board, known = Board(Names({})), KnownPeers((), {}, {}, now=100.0)
-    rows = peer_rows(a_status(), known, lambda peer: f"?{peer}")
+    board = Board(Names({}))
+    rows = peer_rows(a_status(), (), {}, {}, lambda peer: f"?{peer}")
     page = agent_page(a_status(), board, rows, run_id=RUN, run_name="tiny", wall_time=0.0)
     content = Content(state=lambda: page, events=board.search, token_file=tmp_path / "token")
 

@@ -147,7 +147,8 @@ SAVE_EVERY_S = 60.0
 COUNT_EVERY_S = 30.0
 """Time between two counts of contributors."""
 
-LOSS_AGE_MAX_S = 120.0
+AGE_MAX_S = 120.0
+"""Losses that were told longer ago do not count."""
 
 
 class ShownRun(Service):
@@ -223,7 +224,7 @@ class ShownRun(Service):
             recent = [
                 told.loss
                 for told in network.told.values()
-                if told.loss is not None and now - told.at <= LOSS_AGE_MAX_S
+                if told.loss is not None and now - told.at <= AGE_MAX_S
             ]
             self._record.sample(network.host.wall_time(), self._peer.merged_tokens(), recent)
             if now - counted_at >= COUNT_EVERY_S:

@@ -185,7 +185,11 @@ async def test_those_who_have_not_answered_are_waited_for_until_there_is_enough(
 
 
 def test_states_come_from_the_founding_to_begin_with_or_from_those_that_told_of_none() -> None:
-    told = {ANNA: Told(0.0, "one", None), BORIS: Told(0.0, "other", 2.5), CLARA: Told(0.0, "", 2.0)}
+    told = {
+        ANNA: Told(0.0, "one", 1, None),
+        BORIS: Told(0.0, "other", 2, 2.5),
+        CLARA: Told(0.0, "", 3, 2.0),
+    }
     network = cast(Network, SimpleNamespace(told=told, _followed="one"))
     unknown = PeerId("12D3KooWUnknown")
     followed = [p for p in (*told, unknown) if Network.is_followed(network, p)]

@@ -873,7 +873,7 @@ def test_status_without_a_link_shows_the_figures_of_a_peer_and_how_old_they_are(
         output = said(["status"], capsys)[1]
         assert (
             "  step 10, loss 2.500, held-out loss 2.400 at 900 tokens, 2 peers, 7 rounds, "
-            "1 k tokens merged, 20 tokens/s (0:07 ago)\n"
+            "1 k tokens merged by all, 20 tokens/s (0:07 ago)\n"
         ) in output
         (row,) = json.loads(said(["status", "--json"], capsys)[1])["peers"]
         assert row["merged_tokens"] == 1000 and 7.0 <= row["figures_age_s"] < 67.0

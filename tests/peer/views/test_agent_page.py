@@ -14,10 +14,10 @@ from dht.records import PeerRecord, pack_versions
 from peer.events.board import Board
 from peer.events.names import Names
 from peer.status import PeerRow, PeerStatus
-from peer.views.agent_page import KnownPeers, content, peer_rows
+from peer.views.agent_page import content, peer_rows, row_of
 from tests.peer.statuses import a_status
 
-ANNA, BORIS, GONE = PeerId("anna"), PeerId("boris"), PeerId("gone")
+ANNA, BORIS, CLARA, GONE = map(PeerId, ("anna", "boris", "clara", "gone"))
 
 
 def a_member(peer: PeerId, *, versions: tuple[int, ...] = (), trains: bool = True) -> Member:
@@ -42,11 +42,14 @@ def a_member(peer: PeerId, *, versions: tuple[int, ...] = (), trains: bool = Tru
     )
 
 
+TOLD = {BORIS: (40, 2.5), CLARA: (3, 1e9)}
+
+
 def rows_by_name(*members: Member, merged: dict[PeerId, int]) -> dict[str, PeerRow]:
     marks = {peer: Mark(1, 1, tokens) for peer, tokens in merged.items()}
     last = {BORIS: "merged 2/7"}
-    known = KnownPeers(members, marks, last, now=100.0)
-    rows = peer_rows(a_status(), known, lambda peer: f"?{peer}")
+    live = [row_of(member, TOLD.get(member.peer), 100.0) for member in members]
+    rows = peer_rows(a_status(), live, marks, last, lambda peer: f"?{peer}")
     shares = [row.share or 0.0 for row in rows]
     assert shares == sorted(shares, reverse=True)
     return {row.name: row for row in rows}
@@ -61,6 +64,14 @@ def test_the_share_of_a_peer_is_that_of_the_tokens_in_the_model() -> None:
     assert (boris.state, gone.state, gone.share) == ("training", "gone", 0.25)
     assert (boris.last, gone.last, gone.behind) == ("merged 2/7", None, None)
     assert rows[a_status().name].you is True
+
+
+def test_steps_and_loss_of_another_peer_are_those_that_it_told_last() -> None:
+    """They were a dash for everybody but this peer."""
+    rows = rows_by_name(a_member(ANNA), a_member(BORIS), a_member(CLARA), merged={})
+    assert (rows["boris"].steps, rows["boris"].loss) == (40, 2.5)
+    assert (rows["anna"].steps, rows["anna"].loss) == (None, None), "it was not asked yet"
+    assert (rows["clara"].steps, rows["clara"].loss) == (3, None), "no loss of a model that learns"
 
 
 def test_the_versions_a_peer_is_behind_are_counted_from_the_newest() -> None:
@@ -107,6 +118,5 @@ def test_the_page_of_a_run_that_is_over_says_so() -> None:
 
 
 def a_page(status: PeerStatus) -> dict[str, Any]:
-    known = KnownPeers((), {}, {}, now=100.0)
-    rows = peer_rows(status, known, lambda peer: f"?{peer}")
+    rows = peer_rows(status, (), {}, {}, lambda peer: f"?{peer}")
     return content(status, Board(Names({})), rows, run_id="", run_name="", wall_time=0.0)

@@ -71,7 +71,8 @@ def busy_view() -> View:
 
 def test_the_screen_shows_loss_tokens_peers_and_events() -> None:
     text = " ".join(shown(busy_view()))
-    for expected in ("1.23 M of 2 M tokens merged", "42 rounds", "12.3 MB", "0.12%", "learner-3"):
+    merged = "1.23 M of 2 M tokens merged by all"
+    for expected in (merged, "42 rounds", "12.3 MB", "0.12%", "learner-3"):
         assert expected in text, expected
     assert "event 19" in text
     assert "event 0" not in text

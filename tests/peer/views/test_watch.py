@@ -55,7 +55,8 @@ def test_the_last_line_says_how_it_goes_on_from_the_folder() -> None:
     left = Outcome(
         finished=False, stopped=True, lost=None, status=status, directory=Path("my peer")
     )
-    assert "loss 2.000, held-out loss 1.932 at 1.07 M tokens; tokens: " in outcome_text(left)
+    told = "loss 2.000, held-out loss 1.932 at 1.07 M tokens; tokens of this peer: "
+    assert told in outcome_text(left)
     assert (done(left)["held_out_loss"], done(left)["held_out_tokens"]) == (1.9317, 1_070_000)
     assert outcome_text(left).endswith("files in my peer, from where the same command goes on")
     over = outcome_text(replace(left, finished=True))
