@@ -249,7 +249,7 @@ def _trainer_settings(devices: Sequence[str], options: Options, *, founds: bool)
 
 
 def _take_part(found: FoundRun, own: JoinSettings, options: Options) -> int:
-    from peer.cli.training import look_at, train_here, train_on_devices
+    from peer.cli.training import Training, look_at
     from peer.data.sources import check_cache, check_data
     from peer.model.recipes import needs_base
     from peer.storage.credentials import own_credential
@@ -303,9 +303,8 @@ def _take_part(found: FoundRun, own: JoinSettings, options: Options) -> int:
         where = own.directory or where
     claim(where, found.run)
     log_to(where / "trainer.log")
-    if look.engine is None:
-        return train_on_devices(found.run, own, options, settings, look, devices)
-    return train_here(found.run, own, options, settings, look)
+    training = Training(own, options, settings, look)
+    return training.here() if look.engine is not None else training.on_devices(devices)
 
 
 def _is_desktop() -> bool:

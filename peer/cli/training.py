@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import ExitStack, contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
@@ -23,7 +23,7 @@ from peer.storage.home import data_home, default_directory
 if TYPE_CHECKING:
     from peer.bridge.messages import Fields
     from peer.island.ranks import RankPlace
-    from peer.trainer.computing.fitting import Fit, Goal, Remembered
+    from peer.trainer.computing.fitting import Fit, Remembered
     from peer.trainer.loop import Outcome, Stop, TrainerSettings
     from peer.trainer.preflight import Preflight
     from peer.trainer.session import Run
@@ -76,126 +76,113 @@ def _measurements() -> Remembered:
     return Remembered(data_home(os.environ) / "measured.json")
 
 
-def train_here(
-    run: RunFile, own: JoinSettings, options: Options, settings: TrainerSettings, look: Preflight
-) -> int:
-    """Train in this process. Returns the exit code."""
-    from peer.trainer.loop import train
+@dataclass(frozen=True, slots=True)
+class Training:
+    """A learner that is about to train."""
 
-    def work(
-        stop: Stop, on_event: Callable[[Fields], None], on_step: Callable[[Run], None]
-    ) -> Outcome:
-        outcome = train(
-            run,
-            own=own,
-            settings=settings,
-            stop=stop,
-            on_event=on_event,
-            on_step=on_step,
-            engine=look.engine,
-        )
-        if not own.pace_s and outcome.status.steps >= STEPS_TO_REMEMBER:
-            # Steps of training say more than the few passes before it.
-            sequence_s = outcome.status.step_time_s / run.inner.batch_size
-            _measurements().put_speed(look.key, sequence_s)
-        return outcome
+    own: JoinSettings
+    options: Options
+    settings: TrainerSettings
+    look: Preflight
 
-    return _watched(work, run, own, options)
+    def here(self) -> int:
+        """Train in this process. Returns the exit code."""
+        from peer.trainer.loop import train
 
+        def work(
+            stop: Stop, on_event: Callable[[Fields], None], on_step: Callable[[Run], None]
+        ) -> Outcome:
+            outcome = train(
+                self.look.run,
+                own=self.own,
+                settings=self.settings,
+                stop=stop,
+                on_event=on_event,
+                on_step=on_step,
+                engine=self.look.engine,
+            )
+            if not self.own.pace_s and outcome.status.steps >= STEPS_TO_REMEMBER:
+                # Steps of training say more than the few passes before it.
+                sequence_s = outcome.status.step_time_s / self.look.run.inner.batch_size
+                _measurements().put_speed(self.look.key, sequence_s)
+            return outcome
 
-def train_on_devices(
-    run: RunFile,
-    own: JoinSettings,
-    options: Options,
-    settings: TrainerSettings,
-    look: Preflight,
-    devices: tuple[str, ...],
-) -> int:
-    """Train in one process per device, which are one peer. Returns the exit code."""
-    from peer.island.ranks import run_island
+        return self._watched(work)
 
-    folder = own.directory or default_directory(run.run_id)
-    work = partial(_rank, run, own, options, settings, look.goal, look.key)
-    return run_island(devices, work, logs=folder, tell=complain)
+    def on_devices(self, devices: tuple[str, ...]) -> int:
+        """Train in one process per device, which are one peer. Returns the exit code."""
+        from peer.island.ranks import run_island
 
+        return run_island(devices, self.rank, logs=self._folder, tell=complain)
 
-def _rank(
-    run: RunFile,
-    own: JoinSettings,
-    options: Options,
-    settings: TrainerSettings,
-    goal: Goal,
-    key: str,
-    place: RankPlace,
-) -> int:
-    """The work of one of several processes. Only the first one has a screen."""
-    from peer.island import join
-    from peer.island.training import open_rank
-    from peer.trainer.computing.compiling import defer_compiler
-    from peer.trainer.loop import Stop as NeverAsked
-    from peer.trainer.loop import make_steps
+    def rank(self, place: RankPlace) -> int:
+        """The work of one of several processes. Only the first one has a screen."""
+        from peer.island import join
+        from peer.island.training import open_rank
+        from peer.trainer.computing.compiling import defer_compiler
+        from peer.trainer.loop import Stop as NeverAsked
+        from peer.trainer.loop import make_steps
 
-    start_logging()
-    defer_compiler()
+        start_logging()
+        defer_compiler()
 
-    def keep(found: Fit) -> None:
+        def keep(found: Fit) -> None:
+            if place.rank == 0:
+                _measurements().put(self.look.key, found)
+
+        def work(
+            stop: Stop,
+            on_event: Callable[[Fields], None] = lambda fields: None,
+            on_step: Callable[[Run], None] = lambda run: None,
+        ) -> Outcome | None:
+            run, own = self.look.run, self.own
+            engine = open_rank(run, self.settings, self.look.goal, place, keep=keep)
+            joined = join(
+                run, model=engine.model, optimizer=engine.optimizer, auto=False, settings=own
+            )
+            return make_steps(
+                joined,
+                engine,
+                stop=stop,
+                steps_max=self.settings.steps_max,
+                on_event=on_event,
+                on_step=on_step,
+            )
+
         if place.rank == 0:
-            _measurements().put(key, found)
+            return reported(lambda: self._watched(work))
+        return reported(lambda: work(NeverAsked()))
 
-    def work(
-        stop: Stop,
-        on_event: Callable[[Fields], None] = lambda fields: None,
-        on_step: Callable[[Run], None] = lambda run: None,
-    ) -> Outcome | None:
-        engine = open_rank(run, settings, goal, place, keep=keep)
-        joined = join(run, model=engine.model, optimizer=engine.optimizer, auto=False, settings=own)
-        return make_steps(
-            joined,
-            engine,
-            stop=stop,
-            steps_max=settings.steps_max,
-            on_event=on_event,
-            on_step=on_step,
-        )
+    @property
+    def _folder(self) -> Path:
+        return self.own.directory or default_directory(self.look.run.run_id)
 
-    if place.rank == 0:
-        return reported(lambda: _watched(work, run, own, options))
+    def _watched(
+        self,
+        work: Callable[[Stop, Callable[[Fields], None], Callable[[Run], None]], Outcome | None],
+    ) -> int:
+        """Do the work with a screen, curves, and signals that ask it to leave."""
+        from peer.trainer.loop import Stop
 
-    def follow() -> None:
-        work(NeverAsked())
+        folder = self._folder
+        with (
+            _curves(self.options, name=self.own.name or folder.name, directory=folder) as curves,
+            _reporter(self.options) as reporter,
+            Stop(heard=reporter.interrupted).on_signals() as stop,
+        ):
 
-    return reported(follow)
+            def on_step(run: Run) -> None:
+                stop.insisted = partial(_cut_short, run, reporter)
+                reporter.on_step(run)
+                for each in curves if run.rest is None else ():
+                    each.on_step(run)
 
-
-def _watched(
-    work: Callable[[Stop, Callable[[Fields], None], Callable[[Run], None]], Outcome | None],
-    run_file: RunFile,
-    own: JoinSettings,
-    options: Options,
-) -> int:
-    """Do the work with a screen, curves, and signals that ask it to leave."""
-    from peer.trainer.loop import Stop
-
-    folder = own.directory or default_directory(run_file.run_id)
-    with (
-        _curves(options, name=own.name or folder.name, directory=folder) as all_curves,
-        _reporter(options) as reporter,
-        Stop(heard=reporter.interrupted).on_signals() as stop,
-    ):
-
-        def on_step(run: Run) -> None:
-            stop.insisted = partial(_cut_short, run, reporter)
-            reporter.on_step(run)
-            if run.rest is None:
-                for curves in all_curves:
-                    curves.on_step(run)
-
-        outcome = work(stop, reporter.on_event, on_step)
-        assert outcome is not None, "the process with the screen has an outcome"
-        reporter.done(outcome)
-    if outcome.lost is not None:
-        raise outcome.lost
-    return ExitCode.INTERRUPTED if outcome.stopped and not outcome.finished else 0
+            outcome = work(stop, reporter.on_event, on_step)
+            assert outcome is not None, "the process with the screen has an outcome"
+            reporter.done(outcome)
+        if outcome.lost is not None:
+            raise outcome.lost
+        return ExitCode.INTERRUPTED if outcome.stopped and not outcome.finished else 0
 
 
 @contextmanager

@@ -805,7 +805,7 @@ def test_of_two_joins_that_wait_for_an_answer_the_later_one_gets_a_folder_of_its
     monkeypatch.setattr("peer.cli.training.look_at", lambda *_, **__: look)
     monkeypatch.setattr("peer.cli.taking_part.log_to", lambda path: None)
     monkeypatch.setattr(
-        "peer.cli.training.train_here", lambda run, own, *_: trained.append(own.directory)
+        "peer.cli.training.Training.here", lambda training: trained.append(training.own.directory)
     )
     folder = default_directory(OLD.run_id)
     with ExitStack() as stack:
@@ -833,8 +833,8 @@ def test_devices_beyond_the_sequences_of_a_batch_are_told_to_stand_idle(
     monkeypatch.setattr("peer.cli.training.look_at", lambda *_, **__: look)
     monkeypatch.setattr("peer.cli.taking_part.log_to", lambda path: None)
     monkeypatch.setattr(
-        "peer.cli.training.train_on_devices",
-        lambda run, own, options, settings, look, devices: trained.append(devices),
+        "peer.cli.training.Training.on_devices",
+        lambda training, devices: trained.append(devices),
     )
     for asked, told in (("9", "4 of 9 devices train: a batch of run 'new' has 4 seq"), ("4", "")):
         code, _, errors = said(["start", str(path), "--yes", "--device", asked], capsys)

@@ -6,12 +6,14 @@ import os
 import re
 import signal
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 
 from peer.cli.learner_options import Options
-from peer.cli.training import _rank
+from peer.cli.training import Training
 from peer.island.ranks import RankPlace
 from peer.run_file.reading import parse
 from peer.storage.home import data_home
@@ -38,15 +40,11 @@ def test_the_first_process_trains_and_remembers_what_fits(
         drain_s=5.0,
     )
     wanted = Choices(micro_batch=2)
-    code = _rank(
-        parse(TEXT),
-        own,
-        Options(plain=True),
-        TrainerSettings(device="cpu", threads=torch.get_num_threads(), steps_max=12),
-        Goal(first=Choices(micro_batch=1), choices=wanted, room_bytes=1e9),
-        "a key",
-        RankPlace(0, ("cpu",), tmp_path / "meeting", tmp_path / "log"),
-    )
+    goal = Goal(first=Choices(micro_batch=1), choices=wanted, room_bytes=1e9)
+    look: Any = SimpleNamespace(run=parse(TEXT), goal=goal, key="a key")
+    settings = TrainerSettings(device="cpu", threads=torch.get_num_threads(), steps_max=12)
+    training = Training(own, Options(plain=True), settings, look)
+    code = training.rank(RankPlace(0, ("cpu",), tmp_path / "meeting", tmp_path / "log"))
     assert code == 0
     assert "left the run: 12 steps" in capsys.readouterr().out
     found = Remembered(data_home(os.environ) / "measured.json").get("a key")
@@ -62,7 +60,7 @@ import time
 from pathlib import Path
 
 from peer.cli.learner_options import Options
-from peer.cli.training import _watched
+from peer.cli.training import Training
 from peer.run_file.reading import parse
 from peer.trainer.loop import TrainerSettings, train
 from peer.trainer.settings import JoinSettings
@@ -83,7 +81,7 @@ def work(stop, on_event, on_step):
         parse(TEXT), own=own, settings=settings, stop=stop, on_event=on_event, on_step=long_step
     )
 
-_watched(work, parse(TEXT), own, Options(plain=True))
+Training(own, Options(plain=True), settings, None)._watched(work)
 """
 
 
