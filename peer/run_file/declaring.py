@@ -33,6 +33,8 @@ class Findings:
     lines: TomlLines | None
     """Lines of the settings in the text that they were read from, if they were."""
     faults: list[Fault] = field(default_factory=list)
+    whole: str = "a run file"
+    """The text or file that is checked, in words."""
 
     def add(
         self,
@@ -60,7 +62,7 @@ def check_table(
             continue
         if name not in fields:
             known = [*([tag_field] if tag_field else []), *fields]
-            label = ".".join(path) or "a run file"
+            label = ".".join(path) or found.whole
             problem = f"is not a setting; {label} has {', '.join(known)}"
             found.add(here, problem, nearest(name, known))
         elif sections := sections_of(fields[name].type):

@@ -151,8 +151,8 @@ class HfModel(_Model, frozen=True, kw_only=True, tag_field="recipe", tag="hf"):
     base: Annotated[
         Annotated[str, printable(1024)] | None,
         LATER,
-        "Published model that the run begins from: 'owner/name@' and a commit on the hub, an "
-        "https URL that ends in '/', or a folder in the data folder. Unset: weights are drawn.",
+        "Published model that the run begins from: 'owner/name@' and a commit on the hub, or a "
+        "folder in the data folder. Unset: weights are drawn.",
     ] = None
     base_files: Annotated[
         Annotated[list[Annotated[str, printable(256)]], Meta(min_length=1, max_length=64)] | None,

@@ -9,7 +9,6 @@ of one of ours, or ``module:name`` (``peer.simulate.names``).
 
 from __future__ import annotations
 
-import difflib
 import math
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
@@ -424,11 +423,9 @@ class Swarm(_Table, frozen=True, kw_only=True):
             *path, last = name.split(".")
             inner = table
             for step in path:
-                if not isinstance(inner.get(step), dict):
-                    raise BadExperiment(_unknown(name))
-                inner = inner[step]
-            if last not in inner:
-                raise BadExperiment(_unknown(name))
+                inner = inner.setdefault(step, {})
+                if not isinstance(inner, dict):
+                    raise BadExperiment(f"{name} is not a setting: {step} is no table")
             inner[last] = value
         return _converted(table)
 
@@ -495,10 +492,7 @@ def _value(text: str) -> Any:
 
 
 def _converted(table: dict[str, Any]) -> Swarm:
-    unknown = [name for name in settings_of(table) if name not in KNOWN]
-    if unknown:
-        raise BadExperiment(_unknown(unknown[0]))
-    findings = Findings(lines=None)
+    findings = Findings(lines=None, whole="an experiment")
     check_table(table, Swarm, (), findings)
     if findings.faults:
         raise BadExperiment("; ".join(str(fault) for fault in findings.faults))
@@ -506,26 +500,3 @@ def _converted(table: dict[str, Any]) -> Swarm:
         return msgspec.convert(table, Swarm)
     except msgspec.ValidationError as error:  # a rule of several settings, in words of its table
         raise BadExperiment(str(error).partition(" - at `$")[0]) from error
-
-
-def settings_of(table: Mapping[str, Any], path: str = "") -> Iterator[str]:
-    """Full names of the settings in a table. A list of tables is one setting."""
-    for name, value in table.items():
-        if isinstance(value, Mapping):
-            yield from settings_of(value, f"{path}{name}.")
-        else:
-            yield f"{path}{name}"
-
-
-def _unknown(name: str) -> str:
-    near = difflib.get_close_matches(name, KNOWN, n=3, cutoff=0.4)
-    section = name.split(".")[0] + "."
-    known = near or [known for known in KNOWN if known.startswith(section)]
-    if not known:
-        sections = dict.fromkeys(known.partition(".")[0] for known in KNOWN)
-        return f"{name} is no setting of an experiment, which has: {', '.join(sections)}"
-    return f"{name} is no setting of an experiment; did you mean one of: {', '.join(known)}"
-
-
-KNOWN: tuple[str, ...] = tuple(settings_of(msgspec.to_builtins(Swarm())))
-"""The full name of every setting."""
