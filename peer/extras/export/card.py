@@ -1,8 +1,7 @@
 """The facts of a run beside its parameters, and the model card of an export that is made of them.
 
-A name that a peer was given by default has a part of its machine's name in it, and nobody agreed
-to have it published: such peers are counted. Texts of the run file and names of peers come from
-strangers, and appear in the card, which is ``README.md``, as plain text.
+Peers are named as they have signed for it (``peer.extras.credit``). Texts of the run file and names
+of peers come from strangers, and appear in the card, which is ``README.md``, as plain text.
 """
 
 from __future__ import annotations
@@ -10,14 +9,11 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
-from averaging.history.merged_map import MergedMap
-from dht.identity import PeerId
-from peer.bridge.settings import is_default
 from peer.contributors import Contributor
 from peer.data.files import data_words
 from peer.installed import extras
@@ -25,7 +21,7 @@ from peer.joining.visit import RunStatus
 from peer.quantities import peers_text, plural
 from peer.run_file.places import base_of
 from peer.run_file.sections import HfModel, RunFile
-from peer.storage.outer_state import OuterState
+from peer.storage.outer_state import OuterState, merged_of
 from peer.views.event_log import read_events
 
 EVENTS = "events.jsonl"
@@ -47,10 +43,6 @@ class Measured:
 class RunFacts:
     """Facts of a run that neither its run file nor its parameters contain."""
 
-    names: tuple[str, ...] = ()
-    """Chosen names of peers whose work is in the parameters, sorted."""
-    others: int = 0
-    """Number of such peers without a chosen name that is known."""
     measured: tuple[Measured, ...] = ()
     """Held-out losses, oldest first."""
     contributors: tuple[Contributor, ...] = ()
@@ -62,18 +54,14 @@ class RunFacts:
 
 def facts_in_folder(folder: Path, outer: OuterState) -> RunFacts:
     """The facts in the event log of a peer's folder."""
-    names: dict[str, str] = {}
     measured: dict[int, Measured] = {}
     for event in read_events(folder / EVENTS):
-        peer, name = event.get("peer"), event.get("name")
-        if isinstance(peer, str) and isinstance(name, str):
-            names[peer] = name
         if event.get("event") == "measured" and (one := _measured(event)) is not None:
             measured[one.version] = one
     rows: list[Contributor] = []
     for credit in extras("credit.reading"):
         rows = credit.contributors_in(folder, outer.run.run_id)
-    return _facts(outer, names, [measured[version] for version in sorted(measured)], rows)
+    return RunFacts(tuple(measured[version] for version in sorted(measured)), tuple(rows))
 
 
 def _measured(event: Mapping[str, object]) -> Measured | None:
@@ -88,33 +76,11 @@ def _measured(event: Mapping[str, object]) -> Measured | None:
     return None
 
 
-def facts_of_peers(seen: RunStatus, outer: OuterState) -> RunFacts:
+def facts_of_peers(seen: RunStatus) -> RunFacts:
     """The facts that peers on line report."""
-    names = {peer.peer: peer.name for peer in seen.peers}
-    names |= {peer: silent.name for peer, silent in seen.silent.items()}
     newest = seen.held_out
-    measured = [] if newest is None else [Measured(newest.version, newest.loss, newest.tokens)]
-    return _facts(outer, names, measured, seen.contributors)
-
-
-def _facts(
-    outer: OuterState,
-    names: Mapping[str, str],
-    measured: Iterable[Measured],
-    rows: Iterable[Contributor],
-) -> RunFacts:
-    merged = MergedMap()
-    for state in outer.states:
-        merged = merged.united(state.merged)
-    worked = {peer for peer, mark in merged.items() if mark.tokens}
-    chosen = {peer: name for peer, name in names.items() if not is_default(name, PeerId(peer))}
-    known = sorted(peer for peer in worked if peer in chosen)
-    return RunFacts(
-        tuple(sorted(chosen[peer] for peer in known)),
-        len(worked) - len(known),
-        tuple(measured),
-        tuple(rows),
-    )
+    measured = () if newest is None else (Measured(newest.version, newest.loss, newest.tokens),)
+    return RunFacts(measured, seen.contributors)
 
 
 def spread(measured: tuple[Measured, ...], count: int = MEASURED_MAX) -> tuple[Measured, ...]:
@@ -144,12 +110,16 @@ def card(
 ) -> str:
     """The text of the card. ``kind``: the architecture and the number of parameters."""
     run = outer.run
-    rows = "\n".join(f"| {name} | {value} |" for name, value in _rows(outer, facts, dtype, kind))
+    workers = len(facts.contributors)
+    if not workers:
+        workers = sum(mark.tokens > 0 for mark in merged_of(outer.states).values())
+    described = _rows(outer, facts, dtype, kind, workers)
+    rows = "\n".join(f"| {name} | {value} |" for name, value in described)
     parts = [
         _head(run),
         f"# {plain_text(run.name)}",
         *([plain_text(run.description)] if run.description else []),
-        _trained_by(facts),
+        _trained_by(workers),
         f"| | |\n|---|---|\n{rows}",
         *_contributors(facts),
         *_history(facts, in_bytes=tokenizer == "bytes"),
@@ -158,8 +128,8 @@ def card(
     return "\n\n".join(parts) + "\n"
 
 
-def _trained_by(facts: RunFacts) -> str:
-    if len(facts.names) + facts.others == 1:
+def _trained_by(workers: int) -> str:
+    if workers == 1:
         return "One peer trained this model with Shoal, in a run that others can join."
     return (
         "Many peers trained this model together with Shoal, without a server: each trains on its "
@@ -177,7 +147,9 @@ def _head(run: RunFile) -> str:
     return "\n".join(["---", *lines, "---"])
 
 
-def _rows(outer: OuterState, facts: RunFacts, dtype: str, kind: str) -> Iterator[tuple[str, str]]:
+def _rows(
+    outer: OuterState, facts: RunFacts, dtype: str, kind: str, workers: int
+) -> Iterator[tuple[str, str]]:
     run = outer.run
     yield "run", f"`{run.run_id}`"
     yield "model", f"`{outer.model}` (exports with the same name have the same parameters)"
@@ -189,7 +161,7 @@ def _rows(outer: OuterState, facts: RunFacts, dtype: str, kind: str) -> Iterator
         yield "parameters", _average(outer.averaged, *facts.average_losses)
     yield "tokens", f"{outer.global_tokens:,} in sequences of {run.data.sequence_length}"
     yield "data", plain_text(data_words(run))
-    yield "peers", _peers(facts)
+    yield "peers", peers_text(workers) + (", listed below" if facts.contributors else "")
     if facts.measured:
         newest = facts.measured[-1]
         yield "held-out loss", f"{newest.loss:.4f} nats per token at {newest.tokens:,} tokens"
@@ -204,15 +176,6 @@ def _average(checkpoints: int, loss: float | None, newest: float | None) -> str:
     if loss is None or newest is None:
         return what
     return f"{what}; held-out loss {loss:.4f} nats per token, of the newest version {newest:.4f}"
-
-
-def _peers(facts: RunFacts) -> str:
-    if facts.contributors:
-        return f"{peers_text(len(facts.contributors))}, listed below"
-    names = [plain_text(name) for name in facts.names]
-    if not names:
-        return peers_text(facts.others)
-    return ", ".join(names) + (f" and {plural(facts.others, 'other')}" if facts.others else "")
 
 
 def _contributors(facts: RunFacts) -> Iterator[str]:

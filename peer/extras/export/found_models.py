@@ -135,7 +135,7 @@ def _download(
                 raise
             complain(f"{error.reason}; so this is the copy that your peer has in {own[0]}")
             return FoundModel(own[1], facts_in_folder(*own), data_dir or own[0] / "data")
-    facts = facts_of_peers(seen[0], outer) if seen else RunFacts()
+    facts = facts_of_peers(seen[0]) if seen else RunFacts()
     return FoundModel(outer, facts, data_dir or found_run.folder or Path())
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import torch
 from blake3 import blake3
 from safetensors import safe_open
 
+from averaging.history.merged_map import MergedMap
 from peer import cli
 from peer.errors import NotWritten, Unusable
 from peer.extras.export.card import Measured, RunFacts, card, facts_in_folder, spread
@@ -24,7 +26,7 @@ from peer.model.weights import load_weights
 from peer.run_file.sections import CustomModel, RunFile
 from peer.storage.checkpoint import CheckpointFolder
 from peer.storage.home import OUTER
-from peer.storage.outer_state import load_outer
+from peer.storage.outer_state import OuterState, load_outer
 from tests.peer.extras.export.exported_run import LLAMA, RUN, save_run, trained_model
 from tests.peer.full_disk import files_of_at_most
 
@@ -146,7 +148,11 @@ def test_the_parameters_of_a_folder_are_those_of_the_run(run_dir: Path) -> None:
 # --- facts ------------------------------------------------------------------------------------
 
 
-def test_the_card_has_the_facts_and_only_names_that_were_chosen(
+def described(outer: OuterState) -> str:
+    return card(outer, RunFacts(), tokenizer=None, dtype="float32", kind="small")
+
+
+def test_the_card_has_the_facts_and_names_nobody_who_has_not_signed_for_it(
     run_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "model"
@@ -156,8 +162,8 @@ def test_the_card_has_the_facts_and_only_names_that_were_chosen(
     assert "A run of \\<b\\>tests\\</b\\>." in card
     assert f"| run | `{RUN.run_id}` |" in card
     assert "| tokens | 3,000 in sequences of 32 |" in card
-    assert "| peers | anna, cla\\_ra and 1 other |" in card
-    assert "guest" not in card  # no work of it is in the parameters
+    assert "| peers | 3 peers |" in card
+    assert not any(name in card for name in ("anna", "cla", "guest"))
     assert "| homepage | <https://example.org/small> |" in card
     assert "| 1,100 | 2004-11-09 11:33 UTC | 5.5000 | 7.9348 |" in card
     assert "2.2500 nats per token at 3,100 tokens" in card
@@ -166,19 +172,18 @@ def test_the_card_has_the_facts_and_only_names_that_were_chosen(
 def test_facts_in_a_folder_without_a_log_are_those_of_the_parameters(tmp_path: Path) -> None:
     outer = save_run(tmp_path)
     (tmp_path / "events.jsonl").unlink()
-    assert facts_in_folder(tmp_path, outer) == RunFacts(others=3)
+    assert facts_in_folder(tmp_path, outer) == RunFacts()
+    assert "| peers | 3 peers |" in described(outer)
 
 
 def test_the_card_of_a_model_of_one_peer_does_not_speak_of_many(run_dir: Path) -> None:
     outer = load_outer(CheckpointFolder(run_dir / OUTER))
     assert outer is not None
-
-    def trained_by(facts: RunFacts) -> str:
-        return card(outer, facts, tokenizer=None, dtype="float32", kind="small")
-
-    assert "One peer trained this model with Shoal" in trained_by(RunFacts(names=("anna",)))
-    assert "Many peers" not in trained_by(RunFacts(others=1))
-    assert "Many peers trained this model" in trained_by(RunFacts(names=("anna",), others=1))
+    assert "Many peers trained this model" in described(outer)
+    (anna, mark), *_ = outer.states[0].merged.items()
+    alone = (replace(state, merged=MergedMap({anna: mark})) for state in outer.states)
+    text = described(replace(outer, states=tuple(alone)))
+    assert "One peer trained this model with Shoal" in text and "Many peers" not in text
 
 
 def test_a_long_history_is_thinned_with_its_ends_kept() -> None:
