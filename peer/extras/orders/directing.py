@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import logging
-import shlex
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Annotated
 
-import msgspec
 import typer
 from typer import Option
 
@@ -18,7 +14,6 @@ from dht.membership.orders import (
     FRAGMENTS_MAX,
     Attested,
     End,
-    Orders,
     Rollback,
     Root,
     Value,
@@ -26,8 +21,8 @@ from dht.membership.orders import (
     settings_at,
 )
 from peer.calls import Kept
-from peer.cli.application import Json, start_logging
-from peer.errors import Declined, RunOver
+from peer.cli.application import Json
+from peer.errors import Declined
 from peer.extras.orders.directives import Before, KeyFile, Seeds, Where, direct
 
 
@@ -100,15 +95,15 @@ def amend(
         raise typer.BadParameter(f"{reason}; {TO_END}")
     _check_version(at)
 
-    def change(orders: Orders, before: Before) -> Orders:
+    def change(before: Before) -> Before:
         version = version_of(at or AMENDED_IN, before.newest)
-        if settings_at(orders, version).items() >= changes.items():
-            return orders
+        if settings_at(before.orders, version).items() >= changes.items():
+            return before
         if reason := spent(before.found.run, changes, before.seen.global_tokens):
             raise ValueError(f"{reason}; {TO_END}")
-        return msgspec.structs.replace(orders, amendments=amended(orders, version, changes))
+        return before.with_orders(amendments=amended(before.orders, version, changes))
 
-    return _order(where, change, key=key, seed=seed, as_json=as_json)
+    return direct(where, change, key=key, seeds=seed, as_json=as_json)
 
 
 @runs.command("end")
@@ -126,16 +121,16 @@ def end(
 
     _check_version(at)
 
-    def change(orders: Orders, before: Before) -> Orders:
+    def change(before: Before) -> Before:
         if at is not None:
             wanted = End(version=version_of(at, before.newest))
-        elif orders.end is not None and orders.end.at is not None:
-            return orders
+        elif before.orders.end is not None and before.orders.end.at is not None:
+            return before
         else:
             wanted = End(at=int(time.time()))
-        return msgspec.structs.replace(orders, end=wanted, paused=False)
+        return before.with_orders(end=wanted, paused=False)
 
-    return _order(where, change, key=key, seed=seed, as_json=as_json, to_ended=True)
+    return direct(where, change, key=key, seeds=seed, as_json=as_json, to_ended=True)
 
 
 @runs.command("pause")
@@ -151,10 +146,13 @@ def pause(
     Example: shoal run pause my.run.toml; later: shoal run pause my.run.toml --lift
     """
 
-    def change(orders: Orders, before: Before) -> Orders:
-        return msgspec.structs.replace(orders, paused=not lift)
-
-    return _order(where, change, key=key, seed=seed, as_json=as_json)
+    return direct(
+        where,
+        lambda before: before.with_orders(paused=not lift),
+        key=key,
+        seeds=seed,
+        as_json=as_json,
+    )
 
 
 @runs.command("attest")
@@ -166,7 +164,7 @@ def attest(where: Where, key: KeyFile = None, seed: Seeds = None, as_json: Json 
     Example: shoal run attest my.run.toml
     """
 
-    def change(orders: Orders, before: Before) -> Orders:
+    def change(before: Before) -> Before:
 
         answers = [states for states in before.kept.values() if states]
         if (count := before.seen.fragments) > FRAGMENTS_MAX:
@@ -181,9 +179,9 @@ def attest(where: Where, key: KeyFile = None, seed: Seeds = None, as_json: Json 
                 section="no-state-to-attest",
             )
         attested = tuple(Attested(kept.version, kept.lineage, kept.digest) for kept, _ in found)
-        return msgspec.structs.replace(orders, attested=attested)
+        return before.with_orders(attested=attested)
 
-    return _order(where, change, key=key, seed=seed, as_json=as_json, asks_kept=True)
+    return direct(where, change, key=key, seeds=seed, as_json=as_json, asks_kept=True)
 
 
 def nothing_to_attest(peers: int) -> str:
@@ -209,9 +207,10 @@ def rollback(
     Example: shoal run rollback my.run.toml
     """
 
-    def change(orders: Orders, before: Before) -> Orders:
+    def change(before: Before) -> Before:
         from averaging.history.manifest import root_lineage
 
+        orders = before.orders
         if not orders.attested:
             raise Declined(
                 "there is no attested state to go back to; `shoal run attest` attests one while "
@@ -221,7 +220,7 @@ def rollback(
         versions = [each.version + 1 for each in orders.attested]
         done = orders.rollback
         if done is not None and [root.version for root in done.roots] == versions and not again:
-            return orders
+            return before
         known = {
             (kept.fragment, kept.version, kept.lineage, kept.digest): kept.merged
             for states in before.kept.values()
@@ -237,54 +236,9 @@ def rollback(
                 )
             lineage = root_lineage(each.lineage, merged, before.number)
             roots.append(Root(each.version + 1, lineage))
-        return msgspec.structs.replace(orders, rollback=Rollback(before.number, tuple(roots)))
+        return before.with_orders(rollback=Rollback(before.number, tuple(roots)))
 
-    return _order(where, change, key=key, seed=seed, as_json=as_json, asks_kept=True)
-
-
-def _order(
-    where: str,
-    change: Callable[[Orders, Before], Orders],
-    *,
-    key: Path | None,
-    seed: list[str] | None,
-    as_json: bool,
-    asks_kept: bool = False,
-    to_ended: bool = False,
-) -> int:
-    """Give an order. ``to_ended``: to a run that has ended, too. Raises ``RunOver`` otherwise."""
-    start_logging(logging.ERROR)
-
-    def wanted(before: Before) -> tuple[frozenset[bytes], Orders]:
-        if not to_ended:
-            _check_goes_on(where, before)
-        return before.bans, change(before.orders, before)
-
-    delivered = direct(
-        where,
-        wanted,
-        key=key,
-        seeds=seed,
-        asks_kept=asks_kept,
-    )
-    return delivered.report(as_json=as_json)
-
-
-def _check_goes_on(where: str, before: Before) -> None:
-    """Raise ``RunOver`` if the run has ended: peers would take the order, and change nothing."""
-    from peer.rules.amendments import effective
-    from peer.rules.ending import ended
-    from peer.storage.earlier import date_text
-
-    run, orders, seen = before.found.run, before.orders, before.seen
-    over = ended(
-        effective(run, orders, seen.newest_version or 0).end,
-        seen.peers,
-        now=datetime.now(UTC),
-        ordered=orders.end is not None,
-    )
-    if over is not None:
-        raise RunOver(run.name, date_text(over[0]), over[1], shlex.quote(where))
+    return direct(where, change, key=key, seeds=seed, as_json=as_json, asks_kept=True)
 
 
 def _check_version(text: str | None) -> None:

@@ -6,13 +6,17 @@ makes no difference gets no new number: the directive in force is given to the p
 
 from __future__ import annotations
 
+import logging
+import shlex
 import time
 import tomllib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
+import msgspec
 from typer import Argument, Option
 
 from dht import addresses
@@ -20,9 +24,9 @@ from dht.identity import Identity, PeerId, RunId, peer_id_of
 from dht.membership.credentials import Delegation, Signer, refuse_delegation
 from dht.membership.orders import NONE, Orders, words
 from dht.whole_files import write_whole
-from peer.cli.application import complain, json_text, report_if_slow, usage_errors
+from peer.cli.application import complain, json_text, report_if_slow, start_logging, usage_errors
 from peer.cli.finding import find
-from peer.errors import PeerError
+from peer.errors import PeerError, RunOver
 from peer.run_file.declaring import TomlLines
 from peer.run_file.sections import RunFile
 from peer.storage.address import with_own_peers
@@ -134,6 +138,9 @@ class Before:
     kept: Mapping[PeerId, tuple[Kept, ...]]
     """The states that peers keep, if the command asks for them."""
 
+    def with_orders(self, **changes: Any) -> Before:
+        return replace(self, orders=msgspec.structs.replace(self.orders, **changes))
+
     @property
     def newest(self) -> int:
         """The newest version of any fragment.
@@ -150,8 +157,8 @@ class Before:
         return newest
 
 
-Change: TypeAlias = "Callable[[Before], tuple[frozenset[bytes], Orders]]"
-"""All bans and all orders from now on. Raises ``ValueError`` for what cannot be."""
+Change: TypeAlias = "Callable[[Before], Before]"
+"""Returns the run with all its bans and orders from now on. Raises ``ValueError``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,12 +207,15 @@ def direct(
     *,
     key: Path | None,
     seeds: list[str] | None,
+    as_json: bool,
     delegation: str | None = None,
     asks_kept: bool = False,
-) -> Delivered:
-    """Sign the next directive of a key, and give it to the peers on line, who pass it on.
+    to_ended: bool = False,
+) -> int:
+    """Sign the next directive of a key, give it to the peers on line, who pass it on, and report.
 
-    ``asks_kept``: ask the peers for the states that they keep.
+    ``asks_kept``: ask the peers for the states that they keep. ``to_ended``: to a run that has
+    ended, too; raises ``RunOver`` otherwise. Returns the exit code.
     """
     from dht.membership.credentials import encode
     from peer.joining.link import Link
@@ -214,6 +224,7 @@ def direct(
     from peer.signals import run_unless_stopped
     from peer.storage.credentials import invite_from, owner_key_path
 
+    start_logging(logging.ERROR)
     found_run = find(where)
     signer = signer_for(found_run, key, delegation)
     asked = (*found_run.seeds, *(addresses.parse_seed(text) for text in seeds or ()))
@@ -234,18 +245,39 @@ def direct(
             number = 1 if last is None else last.number + 1
             kept = await visitor.attestable() if asks_kept else {}
             with usage_errors():
-                wanted = change(Before(found_run, bans, orders, number, seen, kept))
-                waits = waiting(seen, wanted[1])
-                if last is not None and wanted == (bans, orders):
+                before = Before(found_run, bans, orders, number, seen, kept)
+                if not to_ended:
+                    _check_goes_on(where, before)
+                after = change(before)
+                waits = waiting(seen, after.orders)
+                if last is not None and (after.bans, after.orders) == (bans, orders):
                     return Delivered(last, False, await visitor.deliver(encode(last)), waits)
-                if (reason := objection(found_run.run, wanted[1])) is not None:
+                if (reason := objection(found_run.run, after.orders)) is not None:
                     raise ValueError(reason)
-                directive = signer.directive(number, *wanted)
+                directive = signer.directive(number, after.bans, after.orders)
             write_whole(copy, encode(directive))
             return Delivered(directive, True, await visitor.deliver(encode(directive)), waits)
 
     with report_if_slow("still searching for peers of the run (Ctrl-C to stop)"):
-        return run_unless_stopped(spread())
+        delivered = run_unless_stopped(spread())
+    return delivered.report(as_json=as_json)
+
+
+def _check_goes_on(where: str, before: Before) -> None:
+    """Raise ``RunOver`` if the run has ended: peers would take the order, and change nothing."""
+    from peer.rules.amendments import effective
+    from peer.rules.ending import ended
+    from peer.storage.earlier import date_text
+
+    run, orders, seen = before.found.run, before.orders, before.seen
+    over = ended(
+        effective(run, orders, seen.newest_version or 0).end,
+        seen.peers,
+        now=datetime.now(UTC),
+        ordered=orders.end is not None,
+    )
+    if over is not None:
+        raise RunOver(run.name, date_text(over[0]), over[1], shlex.quote(where))
 
 
 def _last(copy: Path, signer: Signer, found: FoundRun, told: Directive | None) -> Directive | None:

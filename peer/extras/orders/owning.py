@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import shlex
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -14,7 +14,6 @@ from typer import Argument, Option
 
 from dht import addresses
 from dht.identity import Identity, PeerId, parse_peer_id, peer_id_of, public_key_of
-from dht.membership.orders import Orders
 from dht.records import name_problem
 from dht.whole_files import write_whole
 from peer.cli.application import (
@@ -23,7 +22,6 @@ from peer.cli.application import (
     complain,
     json_text,
     show,
-    start_logging,
     usage_errors,
 )
 from peer.cli.finding import find
@@ -242,18 +240,24 @@ def ban(
 
     Example: shoal run ban my.run.toml boris
     """
-    start_logging(logging.ERROR)
     with usage_errors():
         for name in names:
             if name_problem(name) is not None:  # too long for a name
                 parse_peer_id(name)
 
-    def change(before: Before) -> tuple[frozenset[bytes], Orders]:
+    def change(before: Before) -> Before:
         keys = frozenset(public_key_of(_peer_called(name, before)) for name in names)
-        return (before.bans - keys if lift else banned(before, keys)), before.orders
+        return replace(before, bans=before.bans - keys if lift else banned(before, keys))
 
-    delivered = direct(where, change, key=key, seeds=seed, delegation=delegation)
-    return delivered.report(as_json=as_json)
+    return direct(
+        where,
+        change,
+        key=key,
+        seeds=seed,
+        delegation=delegation,
+        to_ended=True,
+        as_json=as_json,
+    )
 
 
 def _peer_called(wanted: str, before: Before) -> PeerId:
