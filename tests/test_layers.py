@@ -645,8 +645,7 @@ dht.libp2p.hivemind_calls.UnaryCalls._handlers
 dht.libp2p.places.RelayPlaces._at
 dht.libp2p.places.RelayPlaces._kept
 dht.membership.seeds.SeedPlanner._seeds
-dht.presence.greeting.Greeting.bootstrap_peers
-peer.extras.site.run_page._Server._codes""",
+dht.presence.greeting.Greeting.bootstrap_peers""",
     "what the end of a run asks for: done before the next look, which asks for a handful": """
 peer.agent.services.EndOfRun.todo""",
     "questions that this peer is asking just now": """
