@@ -8,19 +8,10 @@ from contextlib import suppress
 
 from multiaddr import Multiaddr
 
-from peer.errors import PeerError, Unusable
+from peer.errors import Unusable
 from peer.storage.address import listen_briefly
 
 USUAL_PORT = 7700
-
-
-class SettingError(PeerError):
-    """A setting of the command line is invalid."""
-
-    exit_code = 2
-    setting: str
-    problem: str
-    message = "{setting}: {problem}"
 
 
 def all_interfaces(port: int) -> tuple[Multiaddr, ...]:
@@ -35,16 +26,17 @@ def all_interfaces(port: int) -> tuple[Multiaddr, ...]:
 def try_to_listen(address: Multiaddr, *, option: str) -> None:
     """Listen at an address for a moment, before anything starts.
 
-    ``option``: the option that sets the port. Raises ``Unusable`` or ``SettingError``.
+    ``option``: the option that sets the port. Raises ``Unusable``.
     """
     kind = "ip6" if "ip6" in {protocol.name for protocol in address.protocols()} else "ip4"
     try:
         address.value_for_protocol(kind)
         port = int(address.value_for_protocol("tcp") or 0)
     except LookupError:
-        raise SettingError(
-            "--listen",
-            f"{address} is not an address to listen at: use /ip4/0.0.0.0/tcp/{USUAL_PORT}",
+        raise Unusable(
+            f"--listen: {address} is not an address to listen at: use "
+            f"/ip4/0.0.0.0/tcp/{USUAL_PORT}",
+            section="setting-error",
         ) from None
     try:
         listen_briefly(address)

@@ -20,7 +20,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from peer.errors import ExtraMissing, PeerError
+from peer.errors import ExtraMissing, Unusable
 from peer.installed import check_installed, needed
 
 if TYPE_CHECKING:
@@ -35,16 +35,6 @@ OF_ELAPSED = 1 / 1000
 WANDB_START_S = 30.0
 WANDB_END_S = 20.0
 """Time to send the last points: a network that is down must not keep a peer from leaving."""
-
-
-class SinkFailed(PeerError):
-    """A sink that was asked for cannot be opened."""
-
-    exit_code = 2
-    option: str
-    reason: str
-    remedy: str
-    message = "{option} cannot be used: {reason}; {remedy}, or omit the option"
 
 
 class Sink(Protocol):
@@ -104,7 +94,7 @@ def check_curves(*, tensorboard: Path | None, wandb_project: str | None) -> None
 def open_curves(
     *, tensorboard: Path | None, wandb_project: str | None, name: str, directory: Path
 ) -> Iterator[Curves]:
-    """Open the sinks asked for and that of a TrainJob for the block. Raises ``PeerError``."""
+    """Open the sinks asked for and that of a TrainJob for the block. Raises ``Unusable``."""
     sinks: list[Sink] = []
     try:
         if tensorboard is not None:
@@ -124,7 +114,12 @@ def of_train_job(variables: Mapping[str, str]) -> Sink:
     try:
         return Kubeflow(variables)
     except (OSError, KeyError) as error:
-        raise SinkFailed(KUBEFLOW_URL, str(error), "set all three of its variables") from error
+        raise _failed(KUBEFLOW_URL, str(error), "set all three of its variables") from error
+
+
+def _failed(option: str, reason: str, remedy: str) -> Unusable:
+    text = f"{option} cannot be used: {reason}; {remedy}, or omit the option"
+    return Unusable(text, section="sink-failed")
 
 
 class TensorBoard:
@@ -139,7 +134,7 @@ class TensorBoard:
             self._writer = SummaryWriter(str(folder), flush_secs=30)
         except OSError as error:
             reason = f"{folder}: {error.strerror or error}"
-            raise SinkFailed("--tensorboard", reason, "choose a folder that is writable") from error
+            raise _failed("--tensorboard", reason, "choose a folder that is writable") from error
 
     def write(self, figures: Mapping[str, float], *, tokens: int) -> None:
         for name, value in figures.items():
@@ -167,7 +162,7 @@ class Wandb:
             )
         except (wandb.errors.Error, OSError, ValueError) as error:
             remedy = "run `wandb login`, or set WANDB_MODE=offline"
-            raise SinkFailed("--wandb", str(error).splitlines()[0], remedy) from error
+            raise _failed("--wandb", str(error).splitlines()[0], remedy) from error
         self._end_service: Callable[[], None] = wandb.teardown
         self._run.define_metric("*", step_metric="global_tokens")
 

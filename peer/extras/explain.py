@@ -21,7 +21,7 @@ import typer
 from typer import Argument, Option
 
 from peer.cli.application import SEE, Json, show
-from peer.errors import PeerError, Unusable
+from peer.errors import Unusable
 from peer.events.names import Names, short
 from peer.events.sentences import Fields
 from peer.events.table import OPENED, Audience, audience_of, in_story
@@ -132,17 +132,6 @@ REASONS_MAX = 3
 
 ROUND_ID_MIN = 6
 """The fewest characters that name a round: of fewer, "9" could be a version, too."""
-
-
-class NothingFound(PeerError):
-    """The logs contain no such round or peer."""
-
-    exit_code = 2
-    wanted: str
-    known: Sequence[str]
-
-    def __str__(self) -> str:
-        return f"nothing about {self.wanted} in these logs; they know {', '.join(self.known)}"
 
 
 def names_in(logs: Sequence[Log]) -> Names:
@@ -261,8 +250,7 @@ def _summary(log: Log, names: Names) -> list[Line]:
 def round_story(logs: Sequence[Log], wanted: str) -> list[Line]:
     """One round, as told by all logs.
 
-    ``wanted``: the beginning of its id, or FRAGMENT/VERSION. Raises ``Unusable`` or
-    ``NothingFound``.
+    ``wanted``: the beginning of its id, or FRAGMENT/VERSION. Raises ``Unusable``.
     """
     names = names_in(logs)
     fits = _round_filter(wanted)
@@ -270,7 +258,7 @@ def round_story(logs: Sequence[Log], wanted: str) -> list[Line]:
     if not reports:
         newest = [e for _, e in timeline(logs) if e["event"] == "round"][-3:]
         known = [f"{e['fragment']}/{e['version']} ({e['round'][:8]})" for e in newest]
-        raise NothingFound(f"round {wanted}", known or ["no round at all"])
+        raise _nothing(f"round {wanted}", known or ["no round at all"])
     lines: list[Line] = []
     for round_id in dict.fromkeys(event["round"] for _, event in reports):
         own = [(log, event) for log, event in reports if event["round"] == round_id]
@@ -350,8 +338,7 @@ def _work_text(mark: Sequence[int] | None) -> str:
 def peer_story(logs: Sequence[Log], wanted: str) -> list[Line]:
     """One peer in the run, from its own log and from what other logs say about it.
 
-    ``wanted``: its name, or the beginning or end of its id. Raises ``NothingFound`` or
-    ``Unusable``.
+    ``wanted``: its name, or the beginning or end of its id. Raises ``Unusable``.
     """
     names = names_in(logs)
     peer = names.find(wanted)
@@ -383,8 +370,13 @@ def peer_story(logs: Sequence[Log], wanted: str) -> list[Line]:
             lines.append(Line(event["at"], log.name, in_story(event, names)))
     sum_up()
     if not lines:
-        raise NothingFound(f"peer {wanted}", names.all())
+        raise _nothing(f"peer {wanted}", names.all())
     return _without_repeats(lines)
+
+
+def _nothing(wanted: str, known: Sequence[str]) -> Unusable:
+    text = f"nothing about {wanted} in these logs; they know {', '.join(known)}"
+    return Unusable(text, section="nothing-found")
 
 
 def _without_repeats(lines: Sequence[Line]) -> list[Line]:

@@ -27,7 +27,7 @@ from dht.membership.table import Member
 from dht.presence.presence import Presence
 from dht.presence.this_peer import Profile
 from dht.records import PeerRecord, seal
-from peer.errors import PeerError
+from peer.errors import Unusable
 from peer.extras.doctor.this_machine import Finding
 from peer.quantities import peers_text
 
@@ -43,21 +43,13 @@ class Plan:
     """Id of the run, if a link or run file was given."""
 
 
-class TargetError(PeerError):
-    """A target is neither a link, nor a run file, nor an address of a peer."""
-
-    exit_code = 2
-    target: str
-    reason: str
-    message = "{target!r} cannot be examined: {reason}"
-
-
 def plan_of(targets: Sequence[str], *, port: int, data_directory: pathlib.Path) -> Plan:
-    """The plan for some targets. Raises ``TargetError`` and what ``find_run`` raises."""
+    """The plan for some targets. Raises ``Unusable`` and what ``find_run`` raises."""
     from peer.joining.link import parse_link, run_at
 
     if not 0 <= port < 65536:
-        raise TargetError(f"--port {port}", "ports go from 1 to 65535; 0 means any")
+        text = f"'--port {port}' cannot be examined: ports go from 1 to 65535; 0 means any"
+        raise Unusable(text, section="target-error")
     seeds: list[Multiaddr] = []
     run: RunId | None = None
     for target in targets:
@@ -79,16 +71,16 @@ def _seed(text: str) -> Multiaddr:
     except AddressError as error:
         if text.startswith("/"):
             raise
-        raise TargetError(
-            text,
-            "it is neither a link (shoal://...), nor a run file, nor the address of a "
-            "peer (/ip4/203.0.113.7/tcp/7700/p2p/12D3Koo...)",
+        raise Unusable(
+            f"{text!r} cannot be examined: it is neither a link (shoal://...), nor a run file, "
+            "nor the address of a peer (/ip4/203.0.113.7/tcp/7700/p2p/12D3Koo...)",
+            section="target-error",
         ) from error
     if addresses.peer_of(address) is None:
-        raise TargetError(
-            text,
-            "the peer id is missing: it has to end in /p2p/12D3Koo..., "
-            "as `shoal bootstrap` prints it",
+        raise Unusable(
+            f"{text!r} cannot be examined: the peer id is missing: it has to end in "
+            "/p2p/12D3Koo..., as `shoal bootstrap` prints it",
+            section="target-error",
         )
     return address
 

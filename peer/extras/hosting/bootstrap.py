@@ -34,7 +34,7 @@ from dht.libp2p.lane.connection import LaneSettings
 from dht.libp2p.lane.relaying import MEMBERS_ONLY, Relay
 from dht.presence.presence import Presence
 from dht.presence.this_peer import Events, PresenceEvent, PresenceSettings, Profile
-from peer.cli.listening import USUAL_PORT, SettingError, all_interfaces, try_to_listen
+from peer.cli.listening import USUAL_PORT, all_interfaces, try_to_listen
 from peer.errors import Unusable
 from peer.events.board import Board
 from peer.events.names import Names
@@ -95,13 +95,14 @@ class BootstrapSettings:
 
     def __post_init__(self) -> None:
         if not 0 < self.port < 65536:
-            raise SettingError(
-                "--port",
-                f"{self.port} is no port for a bootstrap peer, whose address must not change: "
-                f"choose one from 1 to 65535, such as {DEFAULT_PORT}",
+            raise Unusable(
+                f"--port: {self.port} is no port for a bootstrap peer, whose address must not "
+                f"change: choose one from 1 to 65535, such as {DEFAULT_PORT}",
+                section="setting-error",
             )
         if self.lane_port is not None and not 0 < self.lane_port < 65536:
-            raise SettingError("--lane", f"{self.lane_port} is no port; choose one up to 65535")
+            text = f"--lane: {self.lane_port} is no port; choose one up to 65535"
+            raise Unusable(text, section="setting-error")
 
     @property
     def lane(self) -> LaneSettings | None:
@@ -118,14 +119,14 @@ class BootstrapSettings:
 def announced(text: str, *, port: int) -> Multiaddr:
     """Parse an address to announce: a multiaddr, a host name, or an IP address.
 
-    Raises ``AddressError`` or ``SettingError``.
+    Raises ``AddressError`` or ``Unusable``.
     """
     address = _parsed(text, port=port)
     if not addresses.is_dialable(address):
-        raise SettingError(
-            "--announce",
-            f"nobody can dial {text!r}; name the host or the number at which others reach this "
-            "machine, and a port if it is another one there",
+        raise Unusable(
+            f"--announce: nobody can dial {text!r}; name the host or the number at which others "
+            "reach this machine, and a port if it is another one there",
+            section="setting-error",
         )
     return address
 
@@ -144,10 +145,10 @@ def _parsed(text: str, *, port: int) -> Multiaddr:
     try:
         return addresses.parse(f"/{kind}/{text}/tcp/{port}")
     except AddressError as error:
-        raise SettingError(
-            "--announce",
-            f"{text!r} is neither a host name, nor an IP address, nor an address such as "
-            f"/dns4/seed.example.org/tcp/{port} ({error.reason})",
+        raise Unusable(
+            f"--announce: {text!r} is neither a host name, nor an IP address, nor an address such "
+            f"as /dns4/seed.example.org/tcp/{port} ({error.reason})",
+            section="setting-error",
         ) from error
 
 

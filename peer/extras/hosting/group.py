@@ -130,10 +130,6 @@ main()
 FINAL = frozenset(int(code) for code in ExitCode if code.is_final)
 
 
-class PartEnded(Unusable):
-    """A part of the group has ended for good."""
-
-
 @dataclass(slots=True)
 class Part:
     """One process of the group, which is started again whenever it ends."""
@@ -151,13 +147,13 @@ class Part:
     """Why it is not ready; empty if it is."""
 
     async def run(self) -> None:
-        """Run it until this is cancelled, which ends it in order. Raises ``PartEnded``."""
+        """Run it until this is cancelled, which ends it in order. Raises ``Unusable``."""
         pause_s = 1.0
         while True:
             started = time.monotonic()
             code = await self._run_once()
             if code in FINAL:
-                raise PartEnded(
+                raise Unusable(
                     f"the {self.name} has ended with code {code}; its own words are above",
                     section="part-ended",
                 )
@@ -217,7 +213,7 @@ async def serve(
     settings: GroupSettings, *, stop: asyncio.Event, on_ready: Callable[[Sequence[str], str], None]
 ) -> None:
     """Run the group until ``stop`` is set. ``on_ready(addresses, page)`` is called once its
-    bootstrap peer has addresses. Raises ``PartEnded`` or ``PageError``."""
+    bootstrap peer has addresses. Raises ``Unusable`` or ``PageError``."""
     notifier = ServiceNotifier(settings.notify_socket)
     addresses: asyncio.Future[Sequence[str]] = asyncio.get_running_loop().create_future()
 

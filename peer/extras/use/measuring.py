@@ -16,7 +16,7 @@ import numpy as np
 from dht.identity import PeerId
 from peer.data.batches.sequences import Sequences
 from peer.data.sources import open_data
-from peer.errors import PathError, PeerError
+from peer.errors import Unusable
 from peer.extras.use.ready import ReadyModel
 from peer.model.recipes import held_out_loss
 from peer.run_file.sections import CustomData
@@ -24,22 +24,6 @@ from peer.run_file.sections import CustomData
 AT_ONCE_MAX = 32
 LOGITS_MAX = 1 << 26
 """Values in memory at once, unless a single sequence has more."""
-
-
-class NoHeldOutData(PeerError):
-    """A model comes without data to measure it on."""
-
-    exit_code = 2
-    name: str
-    reason: str
-    message = "{name} has no held-out data of its own: {reason}; pass --text FILE"
-
-
-class TextUnusable(PathError):
-    """A file has no text to measure a model on."""
-
-    exit_code = 2
-    message = "cannot measure on {path}: {reason}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,12 +46,14 @@ class Loss:
 def held_out_of_run(ready: ReadyModel, *, cache_dir: Path) -> Loss:
     """The loss on the sequences on which the run's peers measure theirs.
 
-    Raises ``NoHeldOutData``, and what ``open_data`` raises.
+    Raises ``Unusable``, and what ``open_data`` raises.
     """
-    if ready.run is None:
-        raise NoHeldOutData(ready.name, "the folder does not say of which run it is")
-    if isinstance(ready.run.data, CustomData):
-        raise NoHeldOutData(ready.name, "its data is 'custom'")
+    if ready.run is None or isinstance(ready.run.data, CustomData):
+        why = "its data is 'custom'" if ready.run else "the folder does not say of which run it is"
+        raise Unusable(
+            f"{ready.name} has no held-out data of its own: {why}; pass --text FILE",
+            section="no-held-out-data",
+        )
     me = PeerId("eval")
     data = open_data(ready.run, peer_id=me, cache_dir=cache_dir, data_dir=ready.data_dir)
     sequences, codec = data.held_out, ready.codec
@@ -85,7 +71,7 @@ def on_text(ready: ReadyModel, path: Path) -> Loss:
     """The loss on every token of a text file, each predicted once, as after the end of a document.
 
     The text is cut into sequences as long as those of the run's training; a token sees those
-    before it in its sequence. Raises ``TextUnusable`` or ``Unusable``.
+    before it in its sequence. Raises ``Unusable``.
     """
     codec, text = ready.text, _read(path)
     tokens = codec.encode(text)
@@ -93,7 +79,7 @@ def on_text(ready: ReadyModel, path: Path) -> Loss:
     stream = np.array([*start, *tokens], np.int64)
     count = stream.size - 1
     if count < 1:
-        raise TextUnusable(str(path), "it has too little text")
+        raise _unusable(path, "it has too little text")
     length = ready.context if ready.run is None else ready.run.data.sequence_length
     whole = count // length
     at = np.arange(whole)[:, None] * length + np.arange(length + 1)
@@ -108,9 +94,13 @@ def _read(path: Path) -> str:
     try:
         return path.read_bytes().decode()  # with its ends of lines, as training reads them
     except OSError as error:
-        raise TextUnusable(str(path), error.strerror or str(error)) from error
+        raise _unusable(path, error.strerror or str(error)) from error
     except UnicodeDecodeError as error:
-        raise TextUnusable(str(path), f"it is not text in UTF-8: {error}") from error
+        raise _unusable(path, f"it is not text in UTF-8: {error}") from error
+
+
+def _unusable(path: Path, reason: str) -> Unusable:
+    return Unusable(f"cannot measure on {path}: {reason}", section="text-unusable")
 
 
 def _mean(ready: ReadyModel, sequences: Sequences) -> float:

@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from peer.errors import ExtraMissing
+from peer.errors import ExtraMissing, Unusable
 from peer.extras import curves
-from peer.extras.curves import Curves, SinkFailed, TensorBoard, Wandb, open_curves
+from peer.extras.curves import Curves, TensorBoard, Wandb, open_curves
 from tests.peer.certificates import tls_contexts
 
 HOUR_S = 3600.0
@@ -107,7 +107,7 @@ def test_tensorboard_reads_what_was_written(tmp_path: Path) -> None:
 def test_a_folder_that_is_not_writable_is_an_error_of_one_line(tmp_path: Path) -> None:
     pytest.importorskip("tensorboard", reason="shoal[tensorboard]")
     (tmp_path / "file").write_text("in the way")
-    with pytest.raises(SinkFailed, match="omit the option"):
+    with pytest.raises(Unusable, match="omit the option"):
         TensorBoard(tmp_path / "file" / "curves")
 
 
@@ -227,7 +227,7 @@ def test_a_variable_that_is_missing_is_named(
     for name in (curves.KUBEFLOW_TOKEN, curves.KUBEFLOW_CA_CERT):
         monkeypatch.delenv(name, raising=False)
     with (
-        pytest.raises(SinkFailed, match="all three"),
+        pytest.raises(Unusable, match="all three"),
         open_curves(tensorboard=None, wandb_project=None, name="x", directory=tmp_path),
     ):
         pass

@@ -13,7 +13,6 @@ from peer import cli
 from peer.errors import Unusable
 from peer.extras.explain import (
     Log,
-    NothingFound,
     aligned,
     overview,
     peer_story,
@@ -100,7 +99,7 @@ def test_the_story_of_a_round_is_told_by_every_log(tell: Tell) -> None:
 def test_a_round_is_found_by_the_beginning_of_its_id_too(tell: Tell) -> None:
     logs = two_peers(tell)
     assert round_story(logs, ROUND[:8]) == round_story(logs, "2/7")
-    with pytest.raises(NothingFound, match="2/7"):
+    with pytest.raises(Unusable, match="2/7"):
         round_story(logs, "2/8")
 
 

@@ -26,10 +26,10 @@ from dht.memory.host import MemoryHost, MemoryNetwork, identity_of
 from dht.memory.virtual_loop import run
 from dht.presence.presence import Presence
 from dht.presence.this_peer import Events, PresenceEvent, Profile
+from peer.errors import Unusable
 from peer.extras.doctor import this_machine
 from peer.extras.doctor.network import (
     Plan,
-    TargetError,
     TryLane,
     check_router,
     describe_meetings,
@@ -520,7 +520,7 @@ def test_a_link_gives_the_run_and_its_seeds_and_a_run_file_its_seeds(tmp_path: P
     plan = plan_of([link, seed], port=0, data_directory=tmp_path)
     assert plan.run == "ab" * 32
     assert [str(address) for address in plan.seeds] == [seed]
-    with pytest.raises(TargetError, match="neither a link"):
+    with pytest.raises(Unusable, match="neither a link"):
         plan_of(["missing.toml"], port=0, data_directory=tmp_path)
 
 

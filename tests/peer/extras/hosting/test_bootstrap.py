@@ -19,7 +19,6 @@ from dht.libp2p.hivemind_host import HivemindHost
 from dht.libp2p.lane.wire import CIRCUIT_PROTOCOL, Circuit, Leg, decode, encode
 from dht.presence.presence import Presence
 from dht.presence.this_peer import Profile
-from peer.cli.listening import SettingError
 from peer.errors import Unusable
 from peer.extras.hosting.bootstrap import (
     Bootstrap,
@@ -198,7 +197,7 @@ def test_bulk_data_is_relayed_only_with_consent_on_the_next_port(tmp_path: Path)
     assert on.lane is not None and on.lane.port == 7701
     other = replace(on, lane_port=8000)
     assert other.lane is not None and other.lane.port == 8000
-    with pytest.raises(SettingError, match="--lane"):
+    with pytest.raises(Unusable, match="--lane"):
         replace(on, lane_port=70000)
 
 
@@ -253,11 +252,11 @@ def test_an_address_to_announce_may_be_a_host_name_or_ip_address(text: str, addr
 @pytest.mark.parametrize("text", ["0.0.0.0", "::", "seed.example.org:0", "/ip4/0.0.0.0/tcp/7700"])
 def test_an_address_that_nobody_can_dial_is_not_announced(text: str) -> None:
     """Earlier, 0.0.0.0 was printed as the address to hand out."""
-    with pytest.raises(SettingError, match=r"nobody can dial .*; name the host"):
+    with pytest.raises(Unusable, match=r"nobody can dial .*; name the host"):
         announced(text, port=7700)
 
 
 @pytest.mark.parametrize("text", ["", "a b", "http://x", "seed.example.org:99999", "1.2.3.4/7"])
 def test_an_invalid_address_to_announce_is_refused(text: str) -> None:
-    with pytest.raises((SettingError, ValueError)):
+    with pytest.raises((Unusable, ValueError)):
         announced(text, port=7700)

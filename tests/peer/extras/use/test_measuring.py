@@ -14,7 +14,7 @@ from dht.identity import PeerId
 from peer.data.sources import open_data
 from peer.errors import Unusable
 from peer.extras.export.tokenizer import bytes_tokenizer
-from peer.extras.use.measuring import NoHeldOutData, TextUnusable, held_out_of_run, on_text
+from peer.extras.use.measuring import held_out_of_run, on_text
 from peer.extras.use.ready import ReadyModel, ready_of_run
 from peer.model.recipes import held_out_loss
 from peer.run_file.sections import CustomData, CustomModel, FilesData, FileSource, RunFile, TextData
@@ -74,13 +74,13 @@ def test_ends_of_lines_are_measured_as_they_are(tmp_path: Path) -> None:
 def test_a_file_without_text_is_refused(content: bytes | None, why: str, tmp_path: Path) -> None:
     if content is not None:
         (tmp_path / "own").write_bytes(content)
-    with pytest.raises(TextUnusable, match=why):
+    with pytest.raises(Unusable, match=why):
         on_text(ready(tmp_path / "peer"), tmp_path / "own")
 
 
 def test_runs_of_programs_are_refused_with_what_can_be_done(tmp_path: Path) -> None:
     own = msgspec.structs.replace(RUN, data=CustomData(sequence_length=32))
-    with pytest.raises(NoHeldOutData, match="--text FILE"):
+    with pytest.raises(Unusable, match="--text FILE"):
         held_out_of_run(ready(tmp_path / "a", own), cache_dir=tmp_path)
     outer = save_run(tmp_path / "b")
     custom = msgspec.structs.replace(RUN, model=CustomModel())
