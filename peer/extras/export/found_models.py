@@ -18,7 +18,6 @@ from peer.storage.address import with_own_peers
 from peer.storage.home import OUTER, data_cache, default_directory, keeper_directory
 
 if TYPE_CHECKING:
-    from averaging.numbers.layout import Layout
     from peer.extras.export.card import RunFacts
     from peer.extras.export.tokenizer import TokenizerFiles
     from peer.joining.visit import RunStatus
@@ -110,12 +109,15 @@ def _download(
     from peer.extras.export.download import download
     from peer.joining.link import Link
     from peer.signals import run_unless_stopped
+    from peer.trainer.parameters import recipe_layout
 
     start_logging(logging.ERROR)
     found_run = find_known_run(where)
     if check is not None:
         check(found_run.run)
-    layout = _layout_of(found_run.run)
+    # Peers tell the layout of a model that a program brings.
+    is_custom = isinstance(found_run.run.model, CustomModel)
+    layout = None if is_custom else recipe_layout(found_run.run)
     run_id = found_run.run.run_id
     link = Link(run_id, with_own_peers(run_id, found_run.seeds), found_run.invite)
     seen: list[RunStatus] = []
@@ -149,15 +151,6 @@ def _own_copy(run_id: RunId) -> tuple[Path, OuterState] | None:
         if outer is not None:
             return folder, outer
     return None
-
-
-def _layout_of(run: RunFile) -> Layout | None:
-    """The layout of the run's own model; ``None`` if a program brings it, and peers describe it."""
-    if isinstance(run.model, CustomModel):
-        return None
-    from peer.trainer.parameters import recipe_layout
-
-    return recipe_layout(run)
 
 
 def parts_of(run: RunFile, parts: Path) -> Path:

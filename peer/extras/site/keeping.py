@@ -10,7 +10,6 @@ import json
 import math
 import os
 import sys
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -44,66 +43,39 @@ LINE_MAX_BYTES = 1 << 20
 EVERY_MIN_S = 10.0
 
 
-def check_publishing(what: Publishing, run: RunFile) -> None:
-    """Raise ``NotAShelf`` or ``Unusable`` if this cannot be published."""
-    from peer.extras.export.folder import check_exportable  # torch, which keepers do not need
-
-    check_exportable(run)
-    Shelf(what.folder, run, what.keep).check()
-
-
 class Publisher(Service):
     """Makes exports of the checkpoints of one peer."""
 
     name = "publish"
 
-    def __init__(
-        self,
-        what: Publishing,
-        peer: Path,
-        on_news: Callable[[str, Mapping[str, Any]], None],
-        *,
-        has_ended: Callable[[], bool] = lambda: False,
-    ) -> None:
-        """``on_news(name, fields)`` hears of what was published, and why not."""
-        self._what = what
+    def __init__(self, peer: Peer, what: Publishing) -> None:
         self._peer = peer
-        self._on_news = on_news
-        self._has_ended = has_ended
+        self._what = what
         self._failed = ""
         """The last failure, which is told once."""
 
     def __repr__(self) -> str:
         return f"Publisher({self._what.folder})"
 
-    @classmethod
-    def of(cls, what: Publishing, peer: Peer) -> Publisher:
-        """The publisher of a peer on line."""
-        return cls(
-            what,
-            peer.directory,
-            lambda name, fields: peer.event(name, **fields),
-            has_ended=lambda: peer.ending.ended_at is not None,
-        )
-
     async def run(self, averager: Averager) -> None:
         """Publish for ever: at once, from time to time, and when the run ends."""
         loop = asyncio.get_running_loop()
         while True:
-            ended = self._has_ended()
+            ended = self._peer.ending.ended_at
             done = await self.publish()
             at = loop.time() + (self._what.every_s if done else min(AGAIN_S, self._what.every_s))
             while loop.time() < at:
                 await asyncio.sleep(LOOK_EVERY_S)
-                if self._has_ended() != ended:
+                if self._peer.ending.ended_at != ended:
                     break
 
     async def publish(self) -> bool:
         """Publish what is new in the peer's newest checkpoint. ``False``: try again soon."""
-        if not CheckpointFolder(self._peer / OUTER, reads_only=True).numbers():
+        folder = self._peer.directory
+        if not CheckpointFolder(folder / OUTER, reads_only=True).numbers():
             return False
         process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-P", "-m", "peer.extras.site.exporting", str(self._peer)),
+            *(sys.executable, "-P", "-m", "peer.extras.site.exporting", str(folder)),
             msgspec.json.encode(self._what, enc_hook=str).decode(),
             env=child_environment(os.environ),
             stdin=asyncio.subprocess.PIPE,
@@ -136,7 +108,7 @@ class Publisher(Service):
             return
         else:
             self._failed = fields["text"]
-        self._on_news(name, fields)
+        self._peer.event(name, **fields)
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,8 +122,11 @@ class PublicSide:
 
     def check(self, run: RunFile) -> None:
         """Raise ``NotAShelf`` or ``Unusable`` if this cannot be published."""
-        if self.publishing is not None:
-            check_publishing(self.publishing, run)
+        if (what := self.publishing) is not None:
+            from peer.extras.export.folder import check_exportable  # torch, which keepers lack
+
+            check_exportable(run)
+            Shelf(what.folder, run, what.keep).check()
 
     def services(self) -> tuple[Begin, ...]:
         """The work of it, for a peer on line."""
@@ -162,7 +137,7 @@ class PublicSide:
             return (partial(ShownRun, address=self.page),)
         hub = "" if what.repository is None else address_of(what.repository)
         shown = partial(ShownRun, address=self.page, exports=what.folder, hub=hub)
-        return shown, partial(Publisher.of, what)
+        return shown, partial(Publisher, what=what)
 
 
 def asked_for(

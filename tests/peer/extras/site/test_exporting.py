@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -28,7 +29,7 @@ from peer.extras.export import folder
 from peer.extras.export.folder import WEIGHTS, Export, folder_beside
 from peer.extras.site import exporting
 from peer.extras.site.exporting import NoRepository, NotPushed, Publishing, check_repository
-from peer.extras.site.keeping import Publisher, check_publishing
+from peer.extras.site.keeping import PublicSide, Publisher
 from peer.extras.site.shelf import LATEST, Shelf, published
 from peer.run_file.sections import CustomModel
 from peer.storage.checkpoint import CheckpointFolder
@@ -60,8 +61,15 @@ def publishing(tmp_path: Path) -> Publishing:
 def publish(what: Publishing, peer: Path) -> list[tuple[str, Mapping[str, Any]]]:
     """The events of publishing what is new."""
     news: list[tuple[str, Mapping[str, Any]]] = []
-    asyncio.run(Publisher(what, peer, lambda name, fields: news.append((name, fields))).publish())
+    asyncio.run(publisher(what, peer, news).publish())
     return news
+
+
+def publisher(what: Publishing, peer: Path, news: list[tuple[str, Mapping[str, Any]]]) -> Publisher:
+    told: Any = SimpleNamespace(
+        directory=peer, event=lambda name, **fields: news.append((name, fields))
+    )
+    return Publisher(told, what)
 
 
 def publish_here(what: Publishing, peer: Path) -> list[tuple[str, Mapping[str, Any]]]:
@@ -174,11 +182,11 @@ def test_a_failure_of_the_process_is_told_once_and_in_one_line(
     publishing.folder.mkdir()
     (publishing.folder / "thesis.tex").touch()
     news: list[tuple[str, Mapping[str, Any]]] = []
-    publisher = Publisher(publishing, peer, lambda name, fields: news.append((name, fields)))
+    exports = publisher(publishing, peer, news)
 
     async def twice() -> None:
-        assert not await publisher.publish()
-        assert not await publisher.publish()
+        assert not await exports.publish()
+        assert not await exports.publish()
 
     asyncio.run(twice())
     [(name, fields)] = news
@@ -279,5 +287,5 @@ def test_a_model_that_transformers_does_not_know_is_refused_before_the_run_is_me
         folder=tmp_path / "exports", every_s=60.0, keep=1, repository=None, cache=tmp_path
     )
     with pytest.raises(Unusable):
-        check_publishing(what, msgspec.structs.replace(RUN, model=CustomModel()))
+        PublicSide(what, None).check(msgspec.structs.replace(RUN, model=CustomModel()))
     assert not (tmp_path / "exports").exists()
