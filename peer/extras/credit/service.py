@@ -9,15 +9,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Iterable
 from contextlib import AsyncExitStack
-from dataclasses import dataclass
-from pathlib import Path
 
 from averaging.live.averager import Averager
 from dht.errors import BUSY, DhtError
-from dht.host import Messaging
-from dht.identity import Identity, PeerId, RunId
+from dht.identity import PeerId
 from dht.limits import Rate
 from peer.agent.peer import Peer
 from peer.agent.questions import to_ask
@@ -28,18 +25,6 @@ from peer.extras.credit.accounting.tally import Tally
 from peer.extras.credit.reading import load_tally, save_tally
 
 logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class Around:
-    """The other peers of a run, for the tally of one."""
-
-    host: Messaging
-    """Answers them."""
-    ask: Callable[[PeerId, bytes], Awaitable[wire.Packed]]
-    """Asks a peer for names that digests lack. Raises ``DhtError`` or ``ValueError``."""
-    live: Callable[[], Iterable[PeerId]]
-    """Those to ask."""
 
 
 LOOK_EVERY_S = 1.0
@@ -56,23 +41,12 @@ class Crediting(Service):
 
     name = "credit"
 
-    def __init__(
-        self,
-        identity: Identity,
-        run: RunId,
-        folder: Path,
-        *,
-        name: str,
-        wall_time: Callable[[], float],
-        around: Around,
-    ) -> None:
-        """``name``: the name that the peer's owner chose; empty if nobody chose it."""
-        self._identity = identity
-        self._folder = folder
-        self._chosen_name = name
-        self._wall_time = wall_time
-        self._around = around
-        self.tally: Tally = load_tally(folder, run)
+    def __init__(self, peer: Peer) -> None:
+        self._peer = peer
+        self._network = peer.network
+        name = peer.seat.name
+        self._chosen_name = "" if is_default(name, peer.me) else name
+        self.tally: Tally = load_tally(peer.directory, peer.run_id)
         self._counted: tuple[bytes, ...] = ()
         """Lineages of the states that were counted last."""
         self._rate = Rate[PeerId](*ANSWERS)
@@ -82,7 +56,7 @@ class Crediting(Service):
         return f"Crediting({self.tally!r})"
 
     async def open(self, stack: AsyncExitStack) -> None:
-        await wire.CALL.serve(self._around.host, self.tally.run, self.answer)
+        await wire.CALL.serve(self._network.guarded, self.tally.run, self.answer)
 
     async def answer(self, peer: PeerId, asked: bytes) -> bytes:
         """Answer another peer with what it lacks. Raises ``ValueError``."""
@@ -100,13 +74,22 @@ class Crediting(Service):
             self._counted = lineages
             self.tally.count(state.merged for state in states)
             self._is_saved = False
-        if self.tally.state(self._identity, self._chosen_name, self._wall_time()):
+        identity, now = self._peer.seat.identity, self._swarm_time()
+        if self.tally.state(identity, self._chosen_name, now):
             self._is_saved = False
+
+    def _swarm_time(self) -> float:
+        clock = self._network.presence.clock
+        return self._network.host.wall_time() + (0.0 if clock is None else clock.offset_s)
 
     async def ask(self, peer: PeerId) -> None:
         """Take what a peer knows and this one does not."""
+        network, known = self._network, wire.digests(self.tally)
         try:
-            answer = await self._around.ask(peer, wire.digests(self.tally))
+            await network.presence.connect(peer, timeout_s=ASK_WITHIN_S)
+            answer = await wire.CALL.ask(
+                network.host, peer, self.tally.run, known, timeout_s=ASK_WITHIN_S
+            )
             if self.tally.unite(answer.statements):
                 self._is_saved = False
         except (DhtError, ValueError) as error:
@@ -122,7 +105,7 @@ class Crediting(Service):
             now = loop.time()
             if now - asked_at >= ASK_EVERY_S:
                 asked_at = now
-                chosen = to_ask(self._identity.peer_id, self._around.live(), turn)
+                chosen = to_ask(self._peer.me, self._network.followers(), turn)
                 turn += 1
                 await asyncio.gather(*map(self.ask, chosen))
             if now - saved_at >= SAVE_EVERY_S:
@@ -135,34 +118,15 @@ class Crediting(Service):
         if self._is_saved:
             return
         self._is_saved = True
-        data = wire.encode(self.tally)
+        folder, data = self._peer.directory, wire.encode(self.tally)
         try:
-            await asyncio.to_thread(save_tally, self._folder, data)
+            await asyncio.to_thread(save_tally, folder, data)
         except OSError as error:
             self._is_saved = False
-            logger.warning("tally_not_saved folder=%s reason=%s", self._folder, error)
+            logger.warning("tally_not_saved folder=%s reason=%s", folder, error)
 
 
-def begin(peer: Peer) -> Crediting:
-    """The tally of a peer of a run."""
-    name, network, run = peer.seat.name, peer.network, peer.run_id
-
-    async def ask(other: PeerId, known: bytes) -> wire.Packed:
-        await network.presence.connect(other, timeout_s=ASK_WITHIN_S)
-        return await wire.CALL.ask(network.host, other, run, known, timeout_s=ASK_WITHIN_S)
-
-    def swarm_time() -> float:
-        clock = network.presence.clock
-        return network.host.wall_time() + (0.0 if clock is None else clock.offset_s)
-
-    return Crediting(
-        peer.seat.identity,
-        run,
-        peer.directory,
-        name="" if is_default(name, peer.me) else name,
-        wall_time=swarm_time,
-        around=Around(network.guarded, ask, network.followers),
-    )
+begin = Crediting
 
 
 def tally_of(services: Iterable[Service]) -> Tally:

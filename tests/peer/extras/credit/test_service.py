@@ -6,36 +6,39 @@ import asyncio
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 from averaging.history.manifest import rolled_back
 from dht.identity import PeerId
 from dht.memory.host import MemoryNetwork, identity_of
+from peer.bridge.settings import default_name
 from peer.extras.credit.accounting.tally import contributors, totals_of
-from peer.extras.credit.accounting.wire import CALL, Packed
 from peer.extras.credit.reading import load_tally
-from peer.extras.credit.service import Around, Crediting
+from peer.extras.credit.service import Crediting
 from peer.storage.outer_state import merged_of
 from tests.averaging.live.quadratic import RUN, Peer, Swarm, swarm
 
 
 async def credited(made: Swarm, peer: Peer, folder: Path, *, name: str = "") -> Crediting:
     """The tally of a live peer, and the calls by which others ask for it."""
-    loop = asyncio.get_running_loop()
     made_of = identity_of(peer.nick)
     folder = folder / peer.nick
     folder.mkdir(exist_ok=True)
 
-    async def ask(other: PeerId, known: bytes) -> Packed:
-        return await CALL.ask(peer.host, other, RUN, known, timeout_s=5.0)
+    async def connect(other: PeerId, timeout_s: float) -> None: ...
 
-    part = Crediting(
-        made_of,
-        RUN,
-        folder,
-        name=name,
-        wall_time=lambda: 1.7e9 + loop.time(),
-        around=Around(peer.host, ask, lambda: peer.view),
+    network = SimpleNamespace(
+        host=peer.host,
+        guarded=peer.host,
+        presence=SimpleNamespace(connect=connect, clock=None),
+        followers=lambda: list(peer.view),
     )
+    seat = SimpleNamespace(identity=made_of, name=name or default_name(made_of.peer_id))
+    here: Any = SimpleNamespace(
+        network=network, seat=seat, me=made_of.peer_id, directory=folder, run_id=RUN
+    )
+    part = Crediting(here)
     await part.open(AsyncExitStack())
     return part
 
