@@ -328,7 +328,8 @@ class Coordinator:
             # Before the slice is due, one member's line may have broken, or it says so in vain: all
             # would send the slice again. And all members miss what one reducer has not sent: those
             # that say so a moment later do not mean the new one.
-            due_at = max(self._slices_due_at, self._patient_until.get(slice_index, 0.0))
+            due_at = self._slices_due_at
+            due_at = max(due_at, self._patient_until.get(slice_index, due_at))
             waited = slice_index in self.stuck and now >= due_at
             declined = self.commit.index(reducer) in self.declined_indices()
             if declined or waited or self._is_down(reducer, now):

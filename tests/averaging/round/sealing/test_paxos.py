@@ -358,14 +358,16 @@ def test_a_report_counts_that_comes_before_a_majority_follows_the_ballot() -> No
     assert coordinator.value == everybody
 
 
-def sealed_by_all(commit: Commit, effects: list[Effect], peers: Neighbourhood) -> Coordinator:
+def sealed_by_all(
+    commit: Commit, effects: list[Effect], peers: Neighbourhood, *, now: float = 1.0
+) -> Coordinator:
     """A coordinator that sealed everybody's uploads, with what it has sent so far forgotten."""
     coordinator = coordinator_of(commit, 0, effects, peers=peers)
     everybody = tuple(range(len(commit.members)))
-    coordinator.reported(coordinator.reducers[0], 0, everybody, (), 1.0)
+    coordinator.reported(coordinator.reducers[0], 0, everybody, (), now)
     for index, entry in enumerate(commit.members):
         vote = sign(entry.peer, said.vote(coordinator.round, 0, everybody))
-        coordinator.accepted_by(index, 0, vote, 1.0)
+        coordinator.accepted_by(index, 0, vote, now)
     taken(effects)
     return coordinator
 
@@ -441,6 +443,15 @@ def test_a_member_that_misses_a_slice_twice_at_once_has_nobody_send_it_again(
     assert coordinator.reassigned == ({0: 1} if has_declined else {})
     coordinator.missing(PeerId("p0"), 0, 1.0 + COMMIT.upload_s + POLICY.margin_s)
     assert coordinator.reassigned == {0: 2 if has_declined else 1}
+
+
+def test_a_slice_that_is_overdue_is_reassigned_where_the_clock_is_below_zero() -> None:
+    """A slice that was given to nobody else yet was waited for until the clock read zero."""
+    began = -1000.0
+    coordinator = sealed_by_all(commit_of(4), [], neighbourhood(), now=began)
+    coordinator.missing(PeerId("p0"), 0, began + 1.0)
+    coordinator.missing(PeerId("p0"), 0, began + COMMIT.upload_s + POLICY.margin_s)
+    assert coordinator.reassigned == {0: 1}
 
 
 def test_a_slice_that_went_with_a_dead_contributor_is_forsworn_at_once() -> None:
