@@ -7,6 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from averaging import messages as said
+from averaging.history.standing import Standing
 from averaging.messages import Message, encode_commit
 from averaging.round.gathering.roster import Leader, compose
 from averaging.round.interface.effects import Effect, Strike
@@ -261,3 +262,27 @@ def test_a_voter_that_answers_but_does_not_follow_yet_is_not_named_for_silence()
     coordinator.tick(2 * POLICY.margin_s, i_finished=False)
     named = {effect.peer for effect in effects if isinstance(effect, Strike)}
     assert named and DORA not in named
+
+
+@pytest.mark.parametrize("leads_later", [False, True])
+def test_a_member_that_has_gone_on_to_another_round_is_not_waited_for_in_this_one(
+    leads_later: bool,
+) -> None:
+    """Its word that it has given this one up was lost. The leader waited for its upload until the
+    deadline, and both stood still for 36 s."""
+    part = entered(LEADER)
+    assert part.coordinator is not None
+    where, attempt = standing("start"), part.alone.pacemaker.attempt
+    entry = next(each for each in part.commit.members if each.peer == DORA)
+    life = {"incarnation": entry.incarnation}
+
+    def again(number: int, *, where: Standing = where) -> Message:
+        if leads_later:
+            return said.Call(0, where.head(), 9.0, attempt + number - entry.join)
+        return join(where, number, **life)
+
+    for same in (again(entry.join), again(entry.join + 1, where=standing("start", "next"))):
+        hears(part, DORA, same, BEGAN + 1.0)
+        assert not part.coordinator.declined_indices(), "it is in this round, or has finished it"
+    hears(part, DORA, again(entry.join + 1), BEGAN + 1.0)
+    assert part.coordinator.declined_indices() == {part.commit.index(DORA)}
