@@ -534,9 +534,9 @@ class FragmentWork:
         left = None
         if effect.commit.melds and not self.machine.peers.has_several_groups(averager.now()):
             left = await averager.threads.run(numbers_digest, before)
-        if averager.guard.gate.measures and await exchange.is_unusual():
-            await averager.guard.gate.before_jump(before, effect.standing)
         state = await exchange.step(state, effect.standing, effect.seal)
+        if averager.guard.gate.measures and exchange.is_unusual:
+            await averager.guard.gate.before_jump(before, Standing.of(state))
         if self.snapshot is not None:
             await exchange.leave_rests(effect, self.snapshot.values)
         averager.around.watch.applied(

@@ -43,6 +43,8 @@ class Exchange:
         self.parts = Parts(enter, facts, workshop, now=now)
         self._usual = facts.usual
         self._encoding: asyncio.Task[None] | None = None
+        self.is_unusual = False
+        """True if the merge moves the fragment further than merges usually do, as of its step."""
         riders = self.parts.traffic.riders
         self._bundling = (
             Bundling(self.parts, riders, norm_ratio_max=workshop.norm_ratio_max) if riders else None
@@ -160,19 +162,6 @@ class Exchange:
 
     # The outer step
 
-    async def is_unusual(self) -> bool:
-        """True if the merge moves the fragment further than merges usually do."""
-        usual = self._usual.norm(slice(None))
-        if usual is None:
-            return False
-        squares = await self.parts.threads.run(self._merged_squares)
-        return is_unusual(math.sqrt(squares), usual=usual)
-
-    def _merged_squares(self) -> float:
-        down, merged = self.parts.numbers.down, self.parts.merged_bytes
-        chunks = (chunk for chunks in self.parts.cutting.chunks for chunk in chunks)
-        return sum(float(down.squares(chunk, merged[chunk.merged]).sum()) for chunk in chunks)
-
     async def step(
         self, state: FragmentState, standing: Standing, seal: Sequence[int]
     ) -> FragmentState:
@@ -184,6 +173,8 @@ class Exchange:
             await self.parts.threads.run_on(
                 size, self._step_slice, chunks, state, theta, momentum, squares
             )
+        usual = self._usual.norm(slice(None))
+        self.is_unusual = is_unusual(math.sqrt(squares.sum()), usual=usual)
         self._usual.merged(squares)
         standing = self.completed(standing, seal)
         return standing.state(state.fragment, theta, momentum)

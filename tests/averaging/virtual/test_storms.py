@@ -18,8 +18,11 @@ from unittest.mock import patch
 import pytest
 
 from averaging.history.adoption import OwnWork
+from averaging.history.standing import Standing
+from averaging.history.state import FragmentState
 from averaging.live import fragment
-from averaging.live.guard import Guard
+from averaging.live.guard import Gate, Guard
+from averaging.live.slices import exchange
 from averaging.rules.line_levels import Level
 from tests.averaging.round.phases import TABLE, Observed
 from tests.averaging.round.plays import seen_in_plays
@@ -256,6 +259,32 @@ def test_no_storm_breaks_a_promise_where_nobody_has_a_guard(
         weather_out(swarm, how)
         assert not any(peer.averager.counters()["audits"] for peer in swarm.alive)
         assert {type(peer.averager.guard) for peer in swarm.alive} == {Guard}
+
+
+class OpenGate(Gate):
+    """A gate that notes where it is told that fragments go, and lets them."""
+
+    measures = True
+
+    def __init__(self) -> None:
+        self.told: list[Standing] = []
+
+    async def before_jump(self, before: FragmentState, after: Standing) -> None:
+        self.told.append(after)
+
+
+def test_a_gate_is_told_the_versions_that_melds_make(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was told a lineage that no state ever had, and judged no meld."""
+    monkeypatch.setattr(exchange, "is_unusual", lambda moved, *, usual: True)
+    how, gate = SEVERAL_GROUPS[0], OpenGate()
+    swarm = storm(0, how)
+    swarm.on_start = lambda peer: setattr(peer.averager.guard, "gate", gate)
+    for peer in swarm.alive:
+        swarm.on_start(peer)
+    weather_out(swarm, how)
+
+    assert swarm.truth.coverage["finished meld"] and gate.told
+    assert all(after.lineage in swarm.truth.covered for after in gate.told)
 
 
 @pytest.mark.parametrize("seed", seeds(2, soak=300))
