@@ -469,12 +469,6 @@ class Promise(_OfBallot, frozen=True):
     """Under ``promise_text``: a voter that denies a vote convicts itself."""
 
 
-class Outbid(_OfBallot, frozen=True):
-    """Acceptor to coordinator: it promised a higher ballot."""
-
-    promised: Ballot
-
-
 class Propose(_OfBallot, frozen=True):
     """Coordinator to acceptors: the second phase of Paxos. An empty seal makes the round void."""
 
@@ -545,7 +539,7 @@ Message: TypeAlias = (
     Join | Noted | Redirect | Call | Coming | Pass | Withdraw | NoQuorum | Refused
     | Committed | Declined | Behind | Compare | Closed | Finished | Void
     | Report | Reassign | Missing
-    | Prepare | Promise | Outbid | Propose | Accepted | Sealed | Forswear | Forsworn | Ask
+    | Prepare | Promise | Propose | Accepted | Sealed | Forswear | Forsworn | Ask
     | Bits | Accused | Directed | Suspected
 )  # fmt: skip
 

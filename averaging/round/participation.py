@@ -46,7 +46,7 @@ from averaging.round.interface.inputs import (
 from averaging.round.interface.phase import LastTimer, RoundTimer, Stage
 from averaging.round.opinions.certificates import link_of
 from averaging.round.opinions.fragment import Fragment
-from averaging.round.sealing.paxos import Acceptor, BallotPhase, Coordinator
+from averaging.round.sealing.paxos import BALLOT_MARGINS, Acceptor, BallotPhase, Coordinator
 from averaging.round.sealing.seals import (
     VOID,
     all_peers_of,
@@ -361,10 +361,6 @@ class Participation:
             case messages.Promise() if member is not None:
                 uploads_until = self.entered_at + self.commit.upload_s
                 coordinator.promised(member, message, now, uploads_until=uploads_until)
-            case messages.Outbid() if member is not None and message.ballot == coordinator.ballot:
-                coordinator.not_followed_by(member, message.promised)
-                if coordinator.is_over:
-                    self.takeover.plan(self._policy.margin_s, now)
             case messages.Accepted() if member is not None:
                 coordinator.accepted_by(member, message.ballot, message.signature, now)
             case messages.Forsworn():
@@ -491,15 +487,10 @@ class Participation:
     def _prepare(self, sender: PeerId, message: messages.Prepare, now: float) -> bool:
         if not self._may_use(sender, message.ballot) or not self._has_vote:
             return False
-        if not self._heeds(sender, message.ballot, now):
-            if not self._send_outcome(sender):
-                self._outbid(sender, message.ballot)
-            return True
-        if not self.acceptor.prepare(message.ballot):
-            self._outbid(sender, message.ballot)
-            return True
-        self._follow(message.ballot, now)
-        if self._send_outcome(sender):
+        heeds = self._heeds(sender, message.ballot, now) and self.acceptor.prepare(message.ballot)
+        if heeds:
+            self._follow(message.ballot, now)
+        if self._send_outcome(sender) or not heeds:
             return True
         last = self.acceptor.accepted_ballot, self.acceptor.accepted
         signature = self._id.sign(messages.promise_text(self.id, message.ballot, *last))
@@ -515,23 +506,16 @@ class Participation:
         signed = sender == self._id.me or self._id.verify(sender, vote, message.signature)
         if not (signed and is_possible(self.commit, message.seal)):
             return False
-        if not self._heeds(sender, message.ballot, now):
-            self._outbid(sender, message.ballot)
+        if message.ballot < self.acceptor.promised or not self._heeds(sender, message.ballot, now):
+            self._send_outcome(sender)
         elif self.acceptor.propose(message.ballot, message.seal):
             self._follow(message.ballot, now)
             signature = self._id.sign(vote)
             accepted = messages.Accepted(self.commit.fragment, self.id, message.ballot, signature)
             self._send(sender, accepted)
-        elif message.ballot < self.acceptor.promised:
-            self._outbid(sender, message.ballot)
         else:
             self._send(sender, self._vow())
         return True
-
-    def _outbid(self, sender: PeerId, ballot: int) -> None:
-        """Answer that this peer does not follow a ballot: another has its promise, or its time."""
-        promised = self.acceptor.promised
-        self._send(sender, messages.Outbid(self.commit.fragment, self.id, ballot, promised))
 
     def _forswear(self, sender: PeerId, message: messages.Forswear, now: float) -> bool:
         if not self._may_use(sender, message.ballot) or self.entry is None:
@@ -735,6 +719,8 @@ class Participation:
         self.takeover.heard(peer, self.stage, now)
 
     def _tick(self, now: float) -> None:
+        if self._waits and now >= self.takeover.at:
+            self._take_over(now)
         if self.coordinator is not None:
             before = self.coordinator.phase
             self.coordinator.tick(now, i_finished=self.stage in (Stage.APPLYING, Stage.FINISHED))
@@ -749,8 +735,6 @@ class Participation:
             if self._rings(RoundTimer.OVERDUE, now):
                 self._overdue(now)
             self._leave_if_in_vain(now)
-        if self._waits and now >= self.takeover.at:
-            self._take_over(now)
         if self._rings_last(LastTimer.FADE, now):
             self._end_for_all(now)
             self._last_timers[LastTimer.FADE] = math.inf
@@ -840,11 +824,19 @@ class Participation:
 
     def _take_over(self, now: float) -> None:
         """Ask for promises. This peer follows its own ballot when others do, and no sooner: until
-        then the coordinator before it, which others may hear, has its reports and its vote."""
-        self.takeover.at = now + 4 * self._policy.margin_s + self.commit.upload_s
-        if self.coordinates:
-            return
-        tried = 0 if self.coordinator is None else self.coordinator.ballot
+        then the coordinator before it, which others may hear, has its reports and its vote.
+
+        A ballot without a majority lasts until this peer begins another one: others may have
+        promised a higher one to a peer that is gone.
+        """
+        self.takeover.at = now + self.commit.upload_s + BALLOT_MARGINS * self._policy.margin_s
+        tried = 0
+        if self.coordinator is not None:
+            if not self.coordinator.is_in_vain:
+                return
+            tried = self.coordinator.ballot
+            if self.takeover.all_follow(now):
+                self.coordinator.note_silent_voters(now)
         ballot = self.takeover.own_ballot(above=max(self.acceptor.promised, tried))
         self._note("took_over", ballot=ballot, stage=str(self.stage))
         self.coordinator = self._coordinate(ballot, now)

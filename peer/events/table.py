@@ -129,9 +129,6 @@ _ROWS = (
                 "leads ballot {ballot} and proposes the seal that was accepted before"
             ),
             "outbid": "ended ballot {ballot}: ballot {promised} was promised",
-            "ballot_too_early": (
-                "ended ballot {ballot}: most voters still follow the leader before it"
-            ),
             "false_vote": "did not count a vote of {peer}: its signature is not of this seal",
             "false_promise": "did not count a promise of {peer}: it has not signed it",
             "forswearing": "asks the members to forswear the round: merged slices lost: {slices}",

@@ -110,7 +110,6 @@ EXAMPLES: tuple[Message, ...] = (
     said.Missing(3, ROUND, 1),
     said.Prepare(3, ROUND, 2),
     said.Promise(3, ROUND, 2, 0, (0, 1), bytes([9]) * 64),
-    said.Outbid(3, ROUND, 1, 2),
     said.Propose(3, ROUND, 2, (0, 1), bytes([7]) * 64),
     said.Accepted(3, ROUND, 2, bytes(64)),
     said.Sealed(3, ROUND, 2, (0, 1), ((0, bytes(64)), (2, bytes(64)))),

@@ -41,6 +41,9 @@ from dht.identity import PeerId
 
 DEAD = "dead"
 """The reason for a missing member that may come back."""
+BALLOT_MARGINS = 4
+"""Promises to a later ballot are asked for as long as all uploads may take, and so many
+``margin_s``; then its owner begins another one."""
 REASSIGNMENTS_MAX = 2
 """Number of times that one slice may change its reducer before the seal, and again after it."""
 
@@ -141,10 +144,6 @@ class Coordinator:
         """Votes for the proposed seal, by roster index."""
         self.forsworn: dict[int, bytes] = {}
         """Vows never to finish the round, by roster index."""
-        self._not_following: set[int] = set()
-        """The voters that have answered, but do not follow this ballot."""
-        self._outbid_at: dict[int, int] = {}
-        """Higher ballots that voters say to have promised, by roster index."""
         self.finished: dict[int, PeerId] = {}
         self.reassigned: dict[int, int] = {}
         self.stuck: set[int] = set()
@@ -158,8 +157,7 @@ class Coordinator:
         """Deadline for uploads of members on probation; ``None``: the others have not all done."""
         self.phase = BallotPhase.PREPARING if ballot else BallotPhase.GATHERING
         self.resend_at = now + policy.resend_s
-        wait_s = 2 * policy.margin_s if ballot else commit.upload_s + policy.margin_s
-        self.deadline = now + wait_s
+        self.deadline = now + commit.upload_s + (BALLOT_MARGINS if ballot else 1) * policy.margin_s
         if ballot:
             self._note("ballot_started", ballot=ballot)
             self._send_prepare()
@@ -167,6 +165,11 @@ class Coordinator:
     @property
     def is_over(self) -> bool:
         return self.phase is BallotPhase.OVER
+
+    @property
+    def is_in_vain(self) -> bool:
+        """True while no majority of the voters has answered, and when another ballot has them."""
+        return self.phase in (BallotPhase.PREPARING, BallotPhase.PROPOSING, BallotPhase.OVER)
 
     # Messages
 
@@ -178,7 +181,6 @@ class Coordinator:
         if not (self._can_be_true(promise) and self._is_signed(sender, promise)):
             self._note("false_promise", peer=self.commit.members[sender].peer)
             return
-        self._not_following.discard(sender)
         if self.phase is BallotPhase.PREPARING:
             self.promises[sender] = promise
             if len(self.promises) >= self.commit.majority:
@@ -290,24 +292,6 @@ class Coordinator:
             else:
                 self._send(peer, self._void())
 
-    def not_followed_by(self, sender: int, promised: int) -> None:
-        """A voter does not follow this ballot, or not yet. ``promised``: its highest promise.
-
-        The ballot has failed once so many have promised higher ones that no majority is left: the
-        word of one would stop every ballot.
-        """
-        if sender not in self.commit.voters:
-            return
-        self._not_following.add(sender)
-        if promised > self.ballot:
-            self._outbid_at[sender] = promised
-        if len(self.commit.voters) - len(self._outbid_at) < self.commit.majority:
-            self.outbid(max(self._outbid_at.values()))
-        refused = len(self.commit.voters) - len(self._not_following) < self.commit.majority
-        if refused and self.phase is BallotPhase.PREPARING:
-            self._note("ballot_too_early", ballot=self.ballot)
-            self.phase = BallotPhase.OVER
-
     def outbid(self, promised: int) -> None:
         """Another member has taken over with a higher ballot: stop."""
         if promised > self.ballot and self.phase not in (BallotPhase.SEALED, BallotPhase.OVER):
@@ -388,14 +372,9 @@ class Coordinator:
     def _deadline(self, now: float, *, i_finished: bool) -> None:
         match self.phase:
             case BallotPhase.PREPARING:
-                promises = len(self.promises)
-                self._note("ballot_without_majority", ballot=self.ballot, promises=promises)
-                self.note_silent_voters(now)
                 self.phase = BallotPhase.OVER
             case BallotPhase.GATHERING:
                 self._end_gathering(now)
-            case BallotPhase.PROPOSING:
-                self.deadline = now + self._policy.round_s  # acceptors are asked until the end
             case BallotPhase.SEALED:
                 self._look_for_lost_slices(now, i_finished=i_finished)
             case BallotPhase.FORSWEARING:
@@ -427,9 +406,8 @@ class Coordinator:
         """Note the voters that have not answered a ballot which ends without a majority."""
         if self.phase not in (BallotPhase.PREPARING, BallotPhase.PROPOSING):
             return
-        preparing = self.phase is BallotPhase.PREPARING
-        answered = set(self.promises) if preparing else set(self.accepted)
-        answered |= self._not_following
+        self._note("ballot_without_majority", ballot=self.ballot, promises=len(self.promises))
+        answered = self.promises if self.phase is BallotPhase.PREPARING else self.accepted
         for index in self.commit.voters:
             if index not in answered and index not in self.gone:
                 self._note_withheld(self.commit.members[index].peer, "its vote", now)
@@ -580,7 +558,7 @@ class Coordinator:
         self.phase = BallotPhase.PROPOSING
         self.value = seal
         self.why = why
-        self.deadline = now + self._policy.round_s
+        self.deadline = math.inf  # acceptors are asked until the end
         self.resend_at = now + self._policy.resend_s
         self._send_propose()
 

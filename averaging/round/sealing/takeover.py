@@ -60,6 +60,10 @@ class Takeover:
         left = self._left_ballot == self.ballot
         return left or now >= self._due_at or self._peers.is_down(self.coordinating_peer, now)
 
+    def all_follow(self, now: float) -> bool:
+        """True if every voter that does not know the seal follows a later ballot by now."""
+        return now >= self._began_at + WAITS_MAX * self._usual_wait_s
+
     def plan(self, wait_s: float, now: float, *, sooner: bool = False) -> None:
         """Take over after ``wait_s``, and later for each voter whose turn comes before.
 
@@ -87,8 +91,7 @@ class Takeover:
         """The coordinator is alive: put off the takeover, though not for ever."""
         coordinates = peer == self.coordinating_peer and self._left_ballot != self.ballot
         is_over = self._entry is not None and self.at == math.inf
-        must_be_done = now >= self._began_at + WAITS_MAX * self._usual_wait_s
-        if must_be_done and stage is Stage.UPLOADING:
+        if self.all_follow(now) and stage is Stage.UPLOADING:
             return
         if coordinates and not is_over:
             wait_s = self._usual_wait_s * (2 if stage is Stage.SEALED else 1)

@@ -127,7 +127,6 @@ REACHED_MESSAGES = frozenset(
         "Missing",
         "Prepare",
         "Promise",
-        "Outbid",
         "Propose",
         "Accepted",
         "Sealed",

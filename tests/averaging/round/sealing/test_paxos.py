@@ -171,11 +171,8 @@ def chosen_seals(seed: int) -> set[tuple[int, ...]]:
             case said.Prepare(_, round_id, ballot):
                 if acceptor.prepare(ballot):
                     last = acceptor.accepted_ballot, acceptor.accepted
-                    text = said.promise_text(round_id, ballot, *last)
-                    answer: Message = said.Promise(3, round_id, ballot, *last, sign(to, text))
-                else:
-                    answer = said.Outbid(3, round_id, ballot, acceptor.promised)
-                mail.append((to, sender, answer))
+                    signature = sign(to, said.promise_text(round_id, ballot, *last))
+                    mail.append((to, sender, said.Promise(3, round_id, ballot, *last, signature)))
             case said.Propose(_, round_id, ballot, seal, _):
                 if acceptor.propose(ballot, seal):
                     vote = sign(to, said.vote(round_id, ballot, seal))

@@ -123,8 +123,7 @@ def test_a_coordinator_that_is_heard_is_followed_for_longer() -> None:
     late = BEGAN + usual_wait_s(part) - 0.1
     part.heard(LEADER, late)
     ballot = ballot_of_peer(part, DORA)
-    (refused,) = hears(part, DORA, prepare(part, ballot), late + POLICY.margin_s - 0.1)
-    assert refused == said.Outbid(0, part.id, ballot, 0)
+    assert not hears(part, DORA, prepare(part, ballot), late + POLICY.margin_s - 0.1)
     promised, *_ = hears(part, DORA, prepare(part, ballot), late + POLICY.margin_s)
     assert isinstance(promised, said.Promise)
 
@@ -159,8 +158,7 @@ def test_a_coordinator_gets_no_more_time_by_another_ballot_of_its_own() -> None:
     """A leader that began one after the other kept all in its rounds until the deadline."""
     part = entered()
     ballot = ballot_of_peer(part, LEADER)
-    (refused,) = hears(part, LEADER, prepare(part, ballot), BEGAN + 1.0)
-    assert refused == said.Outbid(0, part.id, ballot, 0)
+    assert not hears(part, LEADER, prepare(part, ballot), BEGAN + 1.0)
 
 
 def test_no_third_voter_interrupts_the_ballot_of_a_successor() -> None:
@@ -171,8 +169,7 @@ def test_no_third_voter_interrupts_the_ballot_of_a_successor() -> None:
     voters = part.commit.voters
     place = voters.index(part.commit.index(USURPER) or 0)
     higher = ballot_of(place, voters=len(voters), above=above)
-    (refused,) = hears(part, USURPER, prepare(part, higher), now + 0.1)
-    assert refused == said.Outbid(0, part.id, higher, above)
+    assert not hears(part, USURPER, prepare(part, higher), now + 0.1)
 
 
 @pytest.mark.parametrize("by", [(USURPER,), (USURPER, DORA), (LEADER,)])
@@ -195,16 +192,6 @@ def later_coordinator(effects: list[Effect]) -> Coordinator:
     )
 
 
-@pytest.mark.parametrize("is_outbid", [False, True])
-def test_the_word_of_one_voter_stops_no_ballot_and_that_of_half_does(is_outbid: bool) -> None:
-    coordinator = later_coordinator([])
-    for promised in (1000, 1001):
-        coordinator.not_followed_by(0, promised=promised)
-    assert not coordinator.is_over
-    coordinator.not_followed_by(2, promised=1000 if is_outbid else 0)
-    assert coordinator.is_over
-
-
 def test_a_successor_whom_most_do_not_follow_yet_reports_to_the_coordinator_before_it() -> None:
     """The others heard that one. Without its reports, those of a reducer whose link had broken for
     a moment, it sealed nothing."""
@@ -214,9 +201,6 @@ def test_a_successor_whom_most_do_not_follow_yet_reports_to_the_coordinator_befo
     assert part.coordinator is not None and part.coordinates
     ballot = part.coordinator.ballot
     assert ballot and part.coordinating_peer == LEADER and not part.acceptor.promised
-    for peer in (LEADER, DORA):
-        hears(part, peer, said.Outbid(0, part.id, ballot, 0), BEGAN + 4.0)
-    assert not part.coordinates and part.coordinating_peer == LEADER
 
     part.handle(Tick(), part.takeover.at)
     assert part.coordinates and part.coordinator.ballot > ballot, "it tries again"
@@ -245,23 +229,43 @@ def test_a_successor_whom_most_do_not_follow_yet_votes_for_the_coordinator_befor
     part.handle(LinkLost(LEADER), BEGAN)
     part.handle(Tick(), part.takeover.at)
     assert part.coordinator is not None
-    mine = part.coordinator.ballot
-    for peer in (LEADER, DORA):
-        hears(part, peer, said.Outbid(0, part.id, mine, 0), BEGAN + 4.0)
     seal = tuple(range(len(PEERS)))
     signature = sign(LEADER, said.vote(part.id, 0, seal))
     (answer,) = hears(part, LEADER, said.Propose(0, part.id, 0, seal, signature), BEGAN + 4.1)
     assert isinstance(answer, said.Accepted)
 
 
-def test_a_voter_that_answers_but_does_not_follow_yet_is_not_named_for_silence() -> None:
-    effects: list[Effect] = []
-    coordinator = later_coordinator(effects)
-    answered = coordinator.commit.index(DORA) or 0
-    coordinator.not_followed_by(answered, promised=0)
-    coordinator.tick(2 * POLICY.margin_s, i_finished=False)
-    named = {effect.peer for effect in effects if isinstance(effect, Strike)}
-    assert named and DORA not in named
+@pytest.mark.parametrize("promises", [True, False])
+def test_a_voter_is_named_for_silence_only_when_none_can_follow_the_coordinator_before(
+    promises: bool,
+) -> None:
+    """Until then it may hear that one, and follows no later ballot."""
+    part = entered()
+    named: set[PeerId] = set()
+    while not named:
+        at, ballot = part.takeover.at, 0 if part.coordinator is None else part.coordinator.ballot
+        part.alone.effects.clear()
+        part.handle(Tick(), at)
+        assert part.coordinates and part.coordinator is not None
+        assert part.coordinator.ballot > ballot, "it tries again"
+        named = {effect.peer for effect in part.alone.effects if isinstance(effect, Strike)}
+        if promises:
+            text = said.promise_text(part.id, part.coordinator.ballot, None, ())
+            promise = said.Promise(0, part.id, part.coordinator.ballot, None, (), sign(DORA, text))
+            hears(part, DORA, promise, at + 1.0)
+    assert at >= BEGAN + WAITS_MAX * usual_wait_s(part)
+    assert named == {LEADER, USURPER, *(() if promises else (DORA,))}
+
+
+def test_a_coordinator_that_nobody_votes_for_begins_another_ballot() -> None:
+    """They have promised a higher one to a peer that is gone."""
+    part = entered(LEADER)
+    assert part.coordinator is not None
+    for index, reducer in enumerate(part.reducers):
+        part.coordinator.reported(reducer, index, tuple(range(len(PEERS))), (), BEGAN)
+    assert part.coordinator.value is not None
+    part.handle(Tick(), part.takeover.at)
+    assert part.coordinates and part.coordinator.ballot > 0
 
 
 @pytest.mark.parametrize("leads_later", [False, True])
