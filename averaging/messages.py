@@ -313,9 +313,7 @@ class Call(_Message, frozen=True):
 
 
 class Coming(_Message, frozen=True):
-    """Answer to ``Call``: the sender joins when its snapshot is taken, presumably in ``wait_s``."""
-
-    wait_s: Seconds
+    """Answer to ``Call``, each time: the sender joins when its snapshot is taken."""
 
 
 class Pass(_Message, frozen=True):

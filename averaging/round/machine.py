@@ -472,7 +472,7 @@ class FragmentRounds(Fragment):
                 self._tell_rounds(inputs.Received(sender, message), now)
                 self.leading.called(sender, message, now)
             case messages.Coming():
-                self.leading.coming(sender, message, now)
+                self.leading.coming(sender, now)
             case messages.Pass():
                 self.leading.passed(sender, now)
             case messages.Withdraw():

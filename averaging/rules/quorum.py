@@ -11,8 +11,8 @@ nothing, so a run's default (``outer.overlap_steps``) is a quarter of a cycle, s
 real processes with steps of 0.1 s on a busy machine had everybody in 595 of 610 rounds
 (``test_must_hold_quality.py``).
 
-A peer that is called and comes says so at once, with the time that its snapshot will take. The
-roster is open for that long whatever the grace window is: leaving such a peer out saves the others
+A peer that is called and comes when its snapshot is taken says so at each call. The roster is open
+for as long as it does, whatever the grace window is: leaving such a peer out saves the others
 little, and costs it a replay of the round and all of them its work for one version more. Six peers
 on lines of 20 to 100 Mbit/s whose snapshots take 1.3 to 4 s missed 24% to 31% of their rounds with
 the window alone (``tests/averaging/simulated/late_experiment.py`` of commit 19e8096b).

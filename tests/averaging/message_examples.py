@@ -88,7 +88,7 @@ EXAMPLES: tuple[Message, ...] = (
     said.Noted(3, 9, 30.0),
     said.Redirect(3, 9, BORIS, 2),
     said.Call(3, HEAD, 29.5, 2),
-    said.Coming(3, 2.5),
+    said.Coming(3),
     said.Pass(3, "not enough steps"),
     said.Withdraw(3, 9, 1_760_000_000_000),
     said.NoQuorum(3, 9, "no quorum of 3 within 30 s: 2 of 4 live peers joined"),

@@ -174,9 +174,8 @@ class Joining:
         return wants and self._may_join(now) and not self._sits_out(now)
 
     def _ask_learner(self, now: float, *, caller: Called | None = None) -> None:
-        self._pace.snapshot_asked(now)
         if caller is not None:
-            self._come_to(caller.leader, now)
+            self._come_to(caller.leader)
         self._fragment.goes_to(Phase.WANTED, until=now + self._policy.snapshot_s)
         self._fragment.emit(TakeSnapshot())
 
@@ -190,7 +189,6 @@ class Joining:
         elif offer is None:
             self.become_idle("the learner has nothing to offer", retry=True)
         else:
-            self._pace.snapshot_taken(now)
             self._use(offer, now)
 
     def leave(self, reason: str, *, retry: bool) -> None:
@@ -430,7 +428,7 @@ class Joining:
         leader, phase = called.leader, self._fragment.phase
         self.call = called
         if phase is Phase.WANTED:
-            self._come_to(leader, now)
+            self._come_to(leader)
             return
         enough = self._pace.answers_call(now, hurried=called.hurried)
         sits_out = self._sits_out(now, called=True) and not called.hurried
@@ -460,13 +458,12 @@ class Joining:
             reason = str(phase)
         self.pass_to(leader, reason)
 
-    def _come_to(self, leader: PeerId, now: float) -> None:
-        """Tell the leader that called when the snapshot is expected."""
+    def _come_to(self, leader: PeerId) -> None:
+        """Tell the leader that called that this peer joins with its snapshot."""
         if self._coming_to != leader:
             self._not_coming("promised to another leader")
         self._coming_to = leader
-        wait_s = self._pace.snapshot_left_s(now, unknown_s=self._policy.answer_s)
-        self._fragment.send(leader, messages.Coming(self._id.fragment, wait_s))
+        self._fragment.send(leader, messages.Coming(self._id.fragment))
 
     def _not_coming(self, reason: str) -> None:
         """Tell the leader that waits for this peer's snapshot that there is none."""

@@ -12,6 +12,7 @@ is back; earlier, both waited for the quorum's deadline.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 
 from averaging import messages
@@ -395,14 +396,13 @@ class Leading:
 
     def _call_missing(self, roster: OpenRoster, now: float) -> None:
         """Call the peers of an open roster that have not answered."""
-        missing = [peer for peer in roster.group if not roster.has_answered(peer, now)]
-        self._call(missing, roster, now)
+        self._call(set(roster.group) - roster.joins.keys() - roster.passed, roster, now)
 
     def _call(self, peers: Iterable[PeerId], roster: OpenRoster, now: float) -> None:
         left_s = max(0.0, roster.opened_at + self._policy.quorum.wait_s - now)
         head, attempt = self._fragment.here.head(), self._pacemaker.attempt
         call = messages.Call(self._id.fragment, head, left_s, attempt, roster.is_hurried)
-        for peer in peers:
+        for peer in sorted(peers):
             if peer != self._id.me:
                 roster.called.setdefault(peer, now)
                 self._fragment.send(peer, call)
@@ -560,21 +560,19 @@ class Leading:
         roster, self._fragment.open_roster = self._fragment.open_roster, None
         return sorted(roster.joins.items()) if roster else []
 
-    def coming(self, sender: PeerId, message: messages.Coming, now: float) -> None:
-        """A called peer comes when its snapshot is taken: the roster is open until then.
+    def coming(self, sender: PeerId, now: float) -> None:
+        """A called peer comes when its snapshot is taken: the roster is open as long as it says so.
 
-        Only its first message counts, or it could keep all others waiting by repeating it.
+        It says so again whenever it is called again, until it has joined.
         """
-        roster = self._fragment.open_roster
-        if roster is None or (sender != self._id.me and sender not in roster.called):
+        roster, is_me = self._fragment.open_roster, sender == self._id.me
+        if roster is None or not (is_me or sender in roster.called):
             self._fragment.count("stray_coming")
             return
         if sender in roster.joins or self._stays_away(sender, now):
             return
         roster.passed.discard(sender)
-        wait_s = min(message.wait_s, self._policy.quorum.wait_s)
-        until = now + wait_s + self._policy.suspect_s
-        roster.coming[sender] = min(until, roster.coming.get(sender, until))
+        roster.coming[sender] = math.inf if is_me else now + self._policy.answer_s
         self.consider_closing(now)
 
     def _stays_away(self, peer: PeerId, now: float) -> bool:
@@ -667,8 +665,9 @@ class Leading:
     def _close(self, roster: OpenRoster, reason: str, now: float) -> None:
         fragment = self._fragment
         fragment.open_roster = None
-        for peer, until in roster.coming.items():
-            if now >= until and peer not in roster.joins and peer not in roster.passed:
+        is_late = now >= roster.opened_at + self._policy.quorum.wait_s
+        for peer in roster.coming.keys() - roster.joins.keys() - roster.passed - {self._id.me}:
+            if is_late or now >= roster.coming[peer]:
                 self._reputation.saw(peer, Deed.STAYS_AWAY, now, fragment=self._id.fragment)
         reached = now if roster.quorum_at is None else roster.quorum_at
         self.timings.quorum_took(reached - roster.opened_at)

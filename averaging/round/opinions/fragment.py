@@ -230,7 +230,7 @@ class OpenRoster:
         self.called: dict[PeerId, float] = {}
         """Time at which each of the others was called first, or again after it had passed."""
         self.coming: dict[PeerId, float] = {}
-        """Time by which each peer should be here that said that it comes."""
+        """Time by which each peer should be here, or say again that it comes, that said so."""
         self.is_hurried = False
         """A peer that joined is about to leave: the others are called to come at once."""
         self.opened_at = self.joined_at = now
@@ -240,11 +240,6 @@ class OpenRoster:
         """Time of the next decision whether to close."""
         self.search_at = search_at
         """Time of the next search for peers that have come into sight."""
-
-    def has_answered(self, peer: PeerId, now: float) -> bool:
-        """True if a peer has joined or passed, or comes by a time that is not over yet."""
-        comes = now < self.coming.get(peer, -math.inf)
-        return comes or peer in self.joins or peer in self.passed
 
     def turnout(
         self,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable
 
 from averaging.round.interface.identity import Identity
@@ -12,9 +11,6 @@ from averaging.rules.due import DueTime
 from averaging.rules.line_levels import Every, Level, Line, Need
 from averaging.rules.policy import RoundPolicy
 
-SNAPSHOTS_KEPT = 8
-SNAPSHOT_MARGIN = 1.25
-"""The next snapshot may take this many times as long as the longest of the last ones."""
 CYCLES_HELD = 2
 """Cycles for which a level stays before it falls again. Measured speeds vary from transfer to
 transfer, and after each change some members learn of it late."""
@@ -49,8 +45,6 @@ class Pace:
         """The level for which ``every`` was decided."""
         self._cycle_steps = policy.due.cycle_steps
         self._cycle_at: float | None = None
-        self._snapshot_asked_at = 0.0
-        self._snapshots_s: deque[float] = deque(maxlen=SNAPSHOTS_KEPT)
 
     @property
     def is_due(self) -> bool:
@@ -139,19 +133,6 @@ class Pace:
     def retry_later(self, now: float) -> None:
         """An attempt ended without a version."""
         self.due_time.attempt_failed(self.step, self._cycle(now))
-
-    def snapshot_asked(self, now: float) -> None:
-        self._snapshot_asked_at = now
-
-    def snapshot_taken(self, now: float) -> None:
-        self._snapshots_s.append(now - self._snapshot_asked_at)
-
-    def snapshot_left_s(self, now: float, *, unknown_s: float) -> float:
-        """Time until the snapshot that was asked for is there; at first it may take any time up to
-        ``unknown_s``."""
-        longest_s = max(self._snapshots_s, default=None)
-        takes_s = unknown_s if longest_s is None else SNAPSHOT_MARGIN * longest_s
-        return max(0.0, self._snapshot_asked_at + takes_s - now)
 
     def _cycle(self, now: float) -> int:
         """Own steps in one cycle of the median peer."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from typing import TypeAlias
@@ -244,23 +245,11 @@ def called(rounds: FragmentRounds, *, step: int = 12, now: float = 1.0) -> list[
     return rounds.handle(Received(FIRST, CALL), now)
 
 
-def test_a_peer_that_comes_says_how_long_its_snapshots_take() -> None:
-    rounds = machine(reachable=False)
-    assert sent(called(rounds), FIRST) == [said.Coming(0, POLICY.answer_s)], "not known yet"
-    rounds.handle(Offered(offer(standing("start"), mark=12, steps=12)), 5.0)
-    rounds.handle(Leave("a round later"), 6.0)
-    rounds.peers.trains = True
-
-    assert sent(called(rounds, now=20.0), FIRST) == [said.Coming(0, 1.25 * 4.0)]
-
-
-def test_a_due_peer_that_is_called_says_how_long_its_snapshot_will_still_take() -> None:
+def test_a_peer_that_waits_for_its_snapshot_says_at_each_call_that_it_comes() -> None:
     rounds = machine(reachable=False)
     rounds.handle(Due(), 1.0)
-
-    effects = rounds.handle(Received(FIRST, CALL), 3.0)
-
-    assert sent(effects, FIRST) == [said.Coming(0, POLICY.answer_s - 2.0)]
+    for now in (3.0, 5.0):
+        assert sent(rounds.handle(Received(FIRST, CALL), now), FIRST) == [said.Coming(0)]
 
 
 @pytest.mark.parametrize(
@@ -280,7 +269,7 @@ def test_a_leader_waits_for_a_snapshot_that_a_peer_has_announced() -> None:
     rounds.handle(Progressed(24, 1.0, waits=True), 1.0)
     others = sorted(rounds.peers.view)
     rounds.handle(asks(others[0], standing("start")), 1.0)
-    rounds.handle(Received(others[1], said.Coming(0, 4.0)), 1.1)
+    rounds.handle(Received(others[1], said.Coming(0)), 1.1)
     rounds.handle(Offered(offer(standing("start"))), 1.2)
     rounds.handle(Tick(), 4.9)
     assert rounds.open_roster is not None and len(rounds.open_roster.joins) == 2
@@ -291,37 +280,38 @@ def test_a_leader_waits_for_a_snapshot_that_a_peer_has_announced() -> None:
 
 
 def waits_for_one_that_comes() -> tuple[FragmentRounds, PeerId, PeerId]:
-    """A leader with one of two peers in its roster, and the other one, which comes in 4 s."""
+    """A leader with one of two peers in its roster, and the other one, which says that it comes."""
     rounds = leading()
     rounds.handle(Progressed(24, 1.0, waits=True), 1.0)
     one, other = sorted(rounds.peers.view)
     rounds.handle(asks(one, standing("start")), 1.0)
-    rounds.handle(Received(other, said.Coming(0, 4.0)), 1.1)
+    rounds.handle(Received(other, said.Coming(0)), 1.1)
     rounds.handle(Offered(offer(standing("start"))), 1.2)
     return rounds, one, other
 
 
-def test_a_peer_that_did_not_come_is_not_waited_for_again_until_it_joins() -> None:
+@pytest.mark.parametrize("says_so_again", [False, True])
+def test_a_peer_that_did_not_come_is_not_waited_for_again_until_it_joins(
+    says_so_again: bool,
+) -> None:
     rounds, one, other = waits_for_one_that_comes()
-    rounds.handle(Tick(), 1.1 + 4.0 + POLICY.suspect_s)
+    late = 1.1 + POLICY.answer_s
+    if says_so_again:
+        late = 1.0 + POLICY.quorum.wait_s
+        for now in range(2, int(late)):
+            rounds.handle(Received(other, said.Coming(0)), float(now))
+    rounds.handle(Tick(), late - 0.1)
+    assert rounds.own_round is None
+    rounds.handle(Tick(), late)
     assert rounds.own_round is not None and len(rounds.own_round.commit.members) == 2
 
+    now = late + 30.0
     rounds.open_roster = open_roster = OpenRoster(
-        (one, other), decide_at=60.0, search_at=60.0, now=30
+        (one, other), decide_at=math.inf, search_at=math.inf, now=now
     )
-    open_roster.called = {one: 30.0, other: 30.0}
-    rounds.handle(Received(other, said.Coming(0, 4.0)), 30.1)
+    open_roster.called = {one: now, other: now}
+    rounds.handle(Received(other, said.Coming(0)), now)
     assert other not in open_roster.coming
-
-
-def test_a_peer_that_says_again_that_it_comes_is_not_waited_for_longer() -> None:
-    rounds, _, other = waits_for_one_that_comes()
-    for now in (2.0, 3.0, 4.0, 5.0):
-        rounds.handle(Received(other, said.Coming(0, 4.0)), now)
-
-    rounds.handle(Tick(), 1.1 + 4.0 + POLICY.suspect_s)
-
-    assert rounds.own_round is not None and len(rounds.own_round.commit.members) == 2
 
 
 @pytest.mark.parametrize("closed", [False, True])
@@ -339,7 +329,7 @@ def test_a_peer_that_passed_comes_when_it_has_made_the_steps_if_the_leader_waits
 
     assert wanted(effects) != closed
     if not closed:
-        assert sent(effects, FIRST) == [said.Coming(0, POLICY.answer_s)]
+        assert sent(effects, FIRST) == [said.Coming(0)]
 
 
 def test_a_peer_that_passed_does_not_come_when_the_leader_has_waited_long_enough() -> None:
