@@ -71,7 +71,6 @@ HARMLESS = {
     "rounds not entered": "rounds whose rosters name this machine",
     "unanswered": "a peer is dialled once more before somebody listens",
     "told of orders": "a peer is sent the order in force once more",
-    "vows to a peer": "each asker has its own",
 }
 """Tables whose oldest entry is forgotten, and why nobody loses by it."""
 

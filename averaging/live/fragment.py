@@ -329,8 +329,6 @@ class FragmentWork:
                 self._give_up(effect)
             case effects.Discard():
                 self._discard(effect)
-            case effects.Settle():
-                self._release()
             case effects.Presume():
                 self.averager.spawn(self._presume(effect), f"presume fragment {self.index}")
             case effects.Forget():

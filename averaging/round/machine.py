@@ -211,7 +211,7 @@ class FragmentRounds(Fragment):
         self.rounds: dict[bytes, Participation] = {}
         self.own_round: Participation | None = None
         """The round that this peer is a member of."""
-        self.outcomes = Outcomes(self.peers.worth)
+        self.outcomes = Outcomes()
         self.deadline: float | None = None
         """Time at which ``Tick`` is wanted; ``None``: nothing waits. Each input may move it."""
 
@@ -531,8 +531,8 @@ class FragmentRounds(Fragment):
             case messages.Finished():
                 self.catching_up.compare(sender, message.head, now)
             case messages.Ask():
-                # Not finished by this incarnation, and from now on never: should the commit still
-                # come, it is declined.
+                # Not finished by this incarnation, and from now on never: the commit names a join
+                # that is over.
                 mine = self.standing.head() if self.standing else None
                 signature = self.identity.sign(messages.vow(round_id))
                 vow = messages.Forsworn(self.fragment, round_id, mine, signature)
@@ -560,11 +560,8 @@ class FragmentRounds(Fragment):
     def _answer_unknown_round(self, sender: PeerId, round_id: bytes, vow: Message) -> None:
         """Say how a round ended that is not kept (any more), or vow to have no part in it."""
         head = self.outcomes.head(round_id)
-        if head is not None:
-            self.send(sender, messages.Finished(self.fragment, round_id, head))
-        else:
-            self.outcomes.keep_out(round_id, sender)
-            self.send(sender, vow)
+        finished = head and messages.Finished(self.fragment, round_id, head)
+        self.send(sender, finished or vow)
 
     @property
     def _awaits_a_commit(self) -> bool:

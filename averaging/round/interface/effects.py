@@ -115,9 +115,9 @@ class Apply(Struct, frozen=True):
 class GiveUp(Struct, frozen=True):
     """The outstanding snapshot will not be part of a round now.
 
-    ``in_doubt``: it may be part of one elsewhere; keep it until ``Settle``, ``Presume`` or a new
-    standing. Otherwise it is pending and the learner is released from it. ``round`` is ``None``
-    before a commit.
+    ``in_doubt``: it may be part of one elsewhere; keep it until another ``GiveUp``, ``Presume`` or
+    a new standing. Otherwise it is pending and the learner is released from it. ``round`` is
+    ``None`` before a commit, and after a doubt.
     """
 
     round: bytes | None
@@ -132,10 +132,6 @@ class Discard(Struct, frozen=True):
     """
 
     reason: str
-
-
-class Settle(Struct, frozen=True):
-    """The doubt is over: the contribution is in no version of this lineage."""
 
 
 class Presume(Struct, frozen=True):
@@ -232,7 +228,6 @@ Effect: TypeAlias = (
     | Apply
     | GiveUp
     | Discard
-    | Settle
     | Presume
     | Forget
     | CatchUp

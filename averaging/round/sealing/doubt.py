@@ -19,19 +19,20 @@ counts as merged elsewhere as well (storms 56434 and 77874 with liars). A meld m
 with that work (storm 20380), so a peer with open work declines it: the version that the others make
 without it tells. Where the second such meld leaves the work open, it counts as merged.
 
-**Outcomes** are a peer's word about rounds that it does not keep any more, or has never known:
-should such a commit still come, it is declined.
+**Outcomes** are a peer's word about rounds that it does not keep any more. Of a round that it has
+never known it needs no memory to say that it will never be in it: the roster names a join that the
+peer has made, and joined another leader since, or none, with a number of its own
+(``averaging.round.gathering.objections``).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 from averaging import messages
 from averaging.history.standing import Standing
 from averaging.messages import Commit, Head, Message
-from averaging.round.interface.effects import Presume, Settle
+from averaging.round.interface.effects import GiveUp, Presume
 from averaging.round.opinions.fragment import Fragment
 from dht.bounded_mapping import BoundedMapping, by_age
 from dht.identity import PeerId
@@ -240,7 +241,7 @@ class Doubting:
     def _settle(self, doubt: Doubt, reason: str) -> None:
         self.doubt = None
         self._fragment.note("settled", reason=reason)
-        self._fragment.emit(Settle())
+        self._fragment.emit(GiveUp(None, reason, False))
 
     def _presume(self, doubt: Doubt, reason: str) -> None:
         self.doubt = None
@@ -252,22 +253,14 @@ class Doubting:
 
 
 OUTCOMES_MAX = 64
-VOWS_MAX = 16
-"""Rounds that one other peer may name and that this one never enters, the last ones."""
-ASKERS_MAX = 1024
 
 
 class Outcomes:
-    """Rounds that are over here, the oldest forgotten first.
+    """Rounds that are over here, the oldest forgotten first."""
 
-    Rounds of which others have asked are kept beside them: a peer that asks of many, which need not
-    exist, makes this one forget nothing of its own rounds, nor a vow to anybody else.
-    """
+    __slots__ = ("_heads", "_not_entered")
 
-    __slots__ = ("_heads", "_not_entered", "_vowed")
-
-    def __init__(self, worth: Callable[[PeerId, object], float]) -> None:
-        """``worth``: how much the work of a peer that asks counts here."""
+    def __init__(self) -> None:
         self._heads = BoundedMapping[bytes, Head | None](
             "outcomes of rounds", OUTCOMES_MAX, worth=by_age
         )
@@ -277,16 +270,9 @@ class Outcomes:
         )
         """Rounds that this incarnation has never entered and never will, though their rosters name
         it: it is known to have accepted no seal."""
-        self._vowed = BoundedMapping[PeerId, BoundedMapping[bytes, None]](
-            "vows", ASKERS_MAX, worth=worth
-        )
-        """Rounds never to be entered of which only the name is known, by the peer that asked."""
-
-    def __len__(self) -> int:
-        return len(self._heads) + sum(map(len, self._vowed.values()))
 
     def __contains__(self, round_id: bytes) -> bool:
-        return round_id in self._heads or any(round_id in vows for vows in self._vowed.values())
+        return round_id in self._heads
 
     def head(self, round_id: bytes) -> Head | None:
         """The head of this peer after a round; ``None``: it has not finished it."""
@@ -299,13 +285,6 @@ class Outcomes:
         """A round is kept no longer. ``head``: this peer's after it, if it has finished it."""
         if round_id not in self._heads:
             self._heads[round_id] = head
-
-    def keep_out(self, round_id: bytes, asker: PeerId) -> None:
-        """Never enter a round of which only the name is known, as a peer has asked about it."""
-        if round_id not in self._heads:
-            self._vowed.setdefault(asker, BoundedMapping("vows to a peer", VOWS_MAX, worth=by_age))[
-                round_id
-            ] = None
 
     def decline(self, round_id: bytes, *, names_this_machine: bool) -> bool:
         """Never enter a round whose commit does not hold. Returns whether the peer is absent.

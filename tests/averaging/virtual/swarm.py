@@ -36,7 +36,6 @@ from averaging.round.contributing import Contribution
 from averaging.round.interface.effects import Apply, Effect, Fold, GiveUp, Note
 from averaging.round.interface.inputs import GiveWay, LineMeasured, UploadArrived
 from averaging.round.interface.phase import Phase
-from averaging.round.sealing.doubt import OUTCOMES_MAX, VOWS_MAX
 from averaging.rules.due import DuePolicy
 from averaging.rules.line_levels import Level
 from averaging.rules.orders import RoundOrders
@@ -483,11 +482,7 @@ class Swarm(virtual.Swarm, Watch):
             raise Broken(f"{peer} has been {phase} for {now - since:.0f} s")
         if learner_of(peer) is not None:
             self.check_fate(peer)
-        if (
-            len(machine.rounds) > 32
-            or len(machine.outcomes) > OUTCOMES_MAX + VOWS_MAX * len(self.plans)
-            or len(machine.peers.failed) > 256
-        ):
+        if len(machine.rounds) > 32 or len(machine.peers.failed) > 256:
             raise Broken(f"{peer} grows without bound")
 
     def check_fate(self, peer: Peer) -> None:

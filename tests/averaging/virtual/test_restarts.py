@@ -93,8 +93,7 @@ def test_a_member_whose_machine_crashes_every_minute_keeps_its_favour_and_gets_i
 
 @pytest.mark.slow  # a quarter of an hour of six peers
 def test_a_member_on_a_slow_line_that_is_restarted_often_gets_its_work_merged() -> None:
-    """It soon has no part in 16 rounds of each life, which costs it no work. The vows to peers that
-    ask it about rounds were counted as outcomes of its own, and taken for a leak."""
+    """It soon has no part in 16 rounds of each life, which costs it no work."""
     swarm = Swarm(1, [PeerPlan(founder=not number) for number in range(6)])
     rng, name = random.Random(1), swarm.names[-1]
     swarm.network.set_link(name, up_bytes_s=800.0)

@@ -10,7 +10,7 @@ import pytest
 from averaging import messages
 from averaging.history.merged_map import MergedMap
 from averaging.messages import Commit
-from averaging.round.interface.effects import GiveUp, Presume, Settle
+from averaging.round.interface.effects import GiveUp, Presume
 from averaging.round.interface.inputs import CaughtUp, Progressed, Received, Tick
 from averaging.round.machine import FragmentRounds
 from averaging.rules.peer_view import PeerView
@@ -59,7 +59,7 @@ def test_work_of_a_doubt_that_nobody_answered_counts_as_merged_among_several_gro
     over = 1.0 + commit.round_s
     (given_up,) = of(rounds.handle(Tick(), over), GiveUp)
     late = over + POLICY.doubt_s
-    assert given_up.in_doubt and of(rounds.handle(Tick(), late), Settle)
+    assert given_up.in_doubt and of(rounds.handle(Tick(), late), GiveUp)
     if is_covered:
         after = standing("start", "one")
         merged = MergedMap().with_work(ME, rounds.identity.incarnation, entry.mark, 100)
@@ -122,7 +122,7 @@ def test_a_leaders_word_alone_voids_no_round_of_several_groups(
 
     assert given_up.in_doubt == in_doubt
     if several:
-        assert not of(rounds.handle(Tick(), 1.6), Settle)
+        assert not of(rounds.handle(Tick(), 1.6), GiveUp)
         assert of(rounds.handle(Tick(), 1.5 + POLICY.margin_s), Presume)
 
 
