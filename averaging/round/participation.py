@@ -43,7 +43,7 @@ from averaging.round.interface.inputs import (
     UploadArrived,
     UploadFailed,
 )
-from averaging.round.interface.phase import LastTimer, RoundTimer, Stage
+from averaging.round.interface.phase import Stage
 from averaging.round.opinions.certificates import link_of
 from averaging.round.opinions.fragment import Fragment
 from averaging.round.sealing.paxos import BALLOT_MARGINS, Acceptor, BallotPhase, Coordinator
@@ -109,8 +109,15 @@ class Participation:
         self._void_said_by: set[PeerId] = set()
         self.entered_at = now
         self.end_at = now + commit.round_s
-        self._timers = {RoundTimer.RESEND: now + policy.resend_s}
-        self._last_timers: dict[LastTimer, float] = {}
+        self._resend_at = now + policy.resend_s
+        """When reports and questions are sent again, while this peer waits."""
+        self._overdue_at = self._in_vain_at = math.inf
+        """When merged slices should be here, and when the members that are missing should have been
+        heard, while this peer waits."""
+        self._fade_at = self._show_at = math.inf
+        """Once it is out of the round, or has finished it: when the round ends for all, whatever
+        its members on probation do, and when those that have finished get the signatures of the
+        others that have."""
 
     # Facts
 
@@ -173,18 +180,13 @@ class Participation:
             return self.end_at
         times = [self.end_at]
         if waits:
-            times += [*self._timers.values(), self.slices.next_retry_at(), self.takeover.at]
+            times += [self._resend_at, self._overdue_at, self._in_vain_at]
+            times += [self.slices.next_retry_at(), self.takeover.at]
         elif not self.is_open:
-            times += self._last_timers.values()
+            times += [self._fade_at, self._show_at]
         if self.coordinator is not None and (lead_at := self.coordinator.next_at()) is not None:
             times.append(lead_at)
         return min(times)
-
-    def _rings(self, timer: RoundTimer, now: float) -> bool:
-        return self._waits and now >= self._timers.get(timer, math.inf)
-
-    def _rings_last(self, timer: LastTimer, now: float) -> bool:
-        return not self.is_open and now >= self._last_timers.get(timer, math.inf)
 
     # Beginning
 
@@ -541,9 +543,9 @@ class Participation:
         if coordinator is not None and coordinator.voters_have_finished():
             # A member on probation that never says so does not keep the round for long.
             at = now + self.commit.upload_s + self._policy.margin_s
-            self._last_timers.setdefault(LastTimer.FADE, at)
+            self._fade_at = min(at, self._fade_at)
         if self.coordinator is not None and self.commit.melds:
-            self._last_timers.setdefault(LastTimer.SHOW, now + self._policy.margin_s)
+            self._show_at = min(now + self._policy.margin_s, self._show_at)
         if all_have and self.entry is None and self.is_open:
             self.stage = Stage.FINISHED  # this peer only reduced or led
             self.head = head
@@ -551,9 +553,8 @@ class Participation:
             self._end_for_all(now)
         elif self.stage is Stage.FINISHED and sender == self.coordinating_peer != self._id.me:
             self.end_at = now  # all have finished
-        if self._waits and self._others_finished:
-            at = now + self._policy.margin_s + self._policy.resend_s
-            self._timers.setdefault(RoundTimer.OVERDUE, at)
+        if self._waits and self._others_finished and self._overdue_at == math.inf:
+            self._overdue_at = now + self._policy.margin_s + self._policy.resend_s
 
     @property
     def _others_finished(self) -> bool:
@@ -579,13 +580,13 @@ class Participation:
             if peer != self._id.me and self.head is not None:
                 self._send(peer, messages.Finished(self.commit.fragment, self.id, self.head))
         self.end_at = now
-        self._last_timers[LastTimer.SHOW] = math.inf
+        self._show_at = math.inf
 
     def _show_signatures(self) -> None:
         """Show the others that have finished the signatures of each other, as one member has not
         finished. Each of them soon joins peers that stand elsewhere, and has to prove where it
         stands."""
-        self._last_timers[LastTimer.SHOW] = math.inf
+        self._show_at = math.inf
         if self.coordinator is not None and self.head is not None:
             for peer in sorted(self.coordinator.finished.values()):
                 if peer != self._id.me:
@@ -636,7 +637,7 @@ class Participation:
         self._note("learned_seal", contributors=len(seal), mine=self.entry in seal)
         if self.entry is not None and self.entry not in seal:
             self._ask_for_slices()
-        self._timers[RoundTimer.OVERDUE] = now + self.commit.upload_s + self._policy.margin_s
+        self._overdue_at = now + self.commit.upload_s + self._policy.margin_s
         self.takeover.plan(2 * (self.commit.upload_s + self._policy.margin_s), now)
         for index in sorted(self.reducer.slices):
             self._try_merge(index)
@@ -729,16 +730,16 @@ class Participation:
             for index in self.slices.to_retry(now):
                 if self.entry is not None and self.slices.digests[index] is None:
                     self._upload(index)
-            if self._rings(RoundTimer.RESEND, now):
-                self._timers[RoundTimer.RESEND] = now + self._policy.resend_s
+            if self._waits and now >= self._resend_at:
+                self._resend_at = now + self._policy.resend_s
                 self._resend()
-            if self._rings(RoundTimer.OVERDUE, now):
+            if self._waits and now >= self._overdue_at:
                 self._overdue(now)
             self._leave_if_in_vain(now)
-        if self._rings_last(LastTimer.FADE, now):
+        if not self.is_open and now >= self._fade_at:
             self._end_for_all(now)
-            self._last_timers[LastTimer.FADE] = math.inf
-        if self._rings_last(LastTimer.SHOW, now):
+            self._fade_at = math.inf
+        if not self.is_open and now >= self._show_at:
             self._show_signatures()
         if now >= self.end_at and self.is_open and self.stage is not Stage.APPLYING:
             if self.coordinator is not None:
@@ -762,10 +763,10 @@ class Participation:
             others = [self.coordinating_peer]  # the only member has a keeper to agree with
         reason = self._vain(others, declined, now)
         if reason is None:
-            self._timers.pop(RoundTimer.IN_VAIN, None)
+            self._in_vain_at = math.inf
             return
-        at = self._timers.setdefault(RoundTimer.IN_VAIN, now + self._policy.margin_s)
-        if now >= at or not others:
+        self._in_vain_at = min(now + self._policy.margin_s, self._in_vain_at)
+        if now >= self._in_vain_at or not others:
             self._leave(reason, now)
 
     def _vain(self, others: list[PeerId], declined: frozenset[int], now: float) -> str | None:
@@ -797,10 +798,10 @@ class Participation:
     def _overdue(self, now: float) -> None:
         """The round is sealed, or another member has finished, and merged slices are missing."""
         if self.entry is None:
-            del self._timers[RoundTimer.OVERDUE]
+            self._overdue_at = math.inf
             return
         left = self._others_finished and self._can_follow(now)
-        self._timers[RoundTimer.OVERDUE] = now + self._policy.resend_s + self._policy.margin_s
+        self._overdue_at = now + self._policy.resend_s + self._policy.margin_s
         for index, digest in enumerate(self.slices.digests):
             if digest is None:
                 if self.seal is not None:

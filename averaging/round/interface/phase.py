@@ -1,4 +1,4 @@
-"""The phases of a peer in one fragment, its stages in a round, and the timers of these.
+"""The phases of a peer in one fragment, and its stages in a round.
 
 See ``averaging.round.machine``.
 """
@@ -36,26 +36,3 @@ class Stage(StrEnum):
     VOID = "void"
     FORSWORN = "forsworn"
     """Given up, with a vow never to finish: other members count on it."""
-
-
-class RoundTimer(StrEnum):
-    """A time for which a participation waits in a round that it may still finish.
-
-    The deadline of the round, the takeover, and the times to try uploads again are not among them.
-    """
-
-    RESEND = "resend"
-    """Reports and questions are sent again."""
-    OVERDUE = "overdue"
-    """Merged slices should be here."""
-    IN_VAIN = "in_vain"
-    """The round is given up if the members that are missing are not heard by then."""
-
-
-class LastTimer(StrEnum):
-    """A time for which a participation waits that is out of its round, or has finished it."""
-
-    FADE = "fade"
-    """The round ends for all, whatever its members on probation do."""
-    SHOW = "show"
-    """The members that have finished get the signatures of the others that have."""
