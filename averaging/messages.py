@@ -286,10 +286,9 @@ class Join(_Message, frozen=True):
 
 
 class Noted(_Message, frozen=True):
-    """Leader to member: the ``Join`` is noted. A leader that is silent for ``wait_s`` is dead."""
+    """Leader to member: the ``Join`` is noted. The roster closes within the quorum's time."""
 
     join: Count
-    wait_s: Seconds
 
 
 class Redirect(_Message, frozen=True):

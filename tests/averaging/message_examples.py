@@ -85,7 +85,7 @@ EXAMPLES: tuple[Message, ...] = (
         attempt=2,
         signatures=((1, bytes(range(64))),),
     ),
-    said.Noted(3, 9, 30.0),
+    said.Noted(3, 9),
     said.Redirect(3, 9, BORIS, 2),
     said.Call(3, HEAD, 29.5, 2),
     said.Coming(3),

@@ -168,8 +168,8 @@ def test_a_commit_that_makes_no_sense_is_refused(changes: dict[str, object], pro
     [
         said.Ask(0, bytes(31)),
         said.Ask(-1, bytes(32)),
-        said.Noted(0, 1, float("inf")),
-        said.Noted(0, 1, -1.0),
+        said.Call(0, HEAD, float("inf")),
+        said.Call(0, HEAD, -1.0),
         said.Redirect(0, 1, PeerId("x" * 65)),
         said.Pass(0, "x" * 301),
         said.Propose(0, bytes(32), 1, tuple(range(said.ROSTER_MAX + 1))),

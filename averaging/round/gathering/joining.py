@@ -31,6 +31,7 @@ from dht.identity import PeerId
 LEADERS_TRIED_MAX = 6
 """Leaders that one attempt may turn to, redirects included."""
 NO_ANSWER = "it does not answer"
+NOTHING_COMES = "it notes joins and closes no roster"
 LEAVERS_WAIT_S = 2.0
 """Time between two attempts of a peer that leaves, from one version: while the others make a round
 without it, further ones are in vain, and nobody tells it of a round that comes to nothing."""
@@ -45,8 +46,8 @@ class Attempt(Struct, frozen=True):
     resent: bool = False
     """True if the leader got the join a second time."""
     until: float = math.inf
-    """A leader that has noted this peer and not closed its roster by then does not lead. It has
-    not noted it yet: infinite."""
+    """A leader that has noted the join and not closed its roster by then does not lead. It has not
+    noted it yet: infinite."""
 
 
 class Called(Struct, frozen=True):
@@ -344,22 +345,18 @@ class Joining:
         attempt = self.attempt
         if attempt is None:
             return
-        if now >= attempt.until:
-            self._leave_leader(attempt, "it notes joins and closes no roster", now)
-        elif not attempt.resent:
+        if not attempt.resent:
             self.attempt = msgspec.structs.replace(attempt, resent=True)
             self._fragment.phase_until = now + self._policy.answer_s
             self._fragment.send(attempt.leader, attempt.join)
         else:
-            self._leave_leader(attempt, NO_ANSWER, now)
-
-    def _leave_leader(self, attempt: Attempt, reason: str, now: float) -> None:
-        self._peers.mark_failed(attempt.leader, now)
-        phase = str(self._fragment.phase)
-        self._fragment.note("leader_silent", leader=attempt.leader, phase=phase)
-        self.join_failed(attempt.leader, reason)
-        self.withdraw(attempt)
-        self._join_another("no leader answered", now)
+            self._peers.mark_failed(attempt.leader, now)
+            phase = str(self._fragment.phase)
+            self._fragment.note("leader_silent", leader=attempt.leader, phase=phase)
+            has_noted = attempt.until < math.inf
+            self.join_failed(attempt.leader, NOTHING_COMES if has_noted else NO_ANSWER)
+            self.withdraw(attempt)
+            self._join_another("no leader answered", now)
 
     def _join_another(self, reason: str, now: float) -> None:
         """Join the leader of a later attempt with the same offer: this one has come to nothing."""
@@ -484,13 +481,10 @@ class Joining:
         if attempt is None or not self._is_answer(sender, message.join):
             self._fragment.count("stale_answer")
             return
-        longest_s = 2 * self._policy.quorum.wait_s
-        until = attempt.until
-        if until == math.inf:
-            until = now + longest_s + self._policy.margin_s + self._policy.answer_s
-        self.attempt = msgspec.structs.replace(attempt, resent=False, until=until)
-        at = now + min(message.wait_s, longest_s) + self._policy.margin_s
-        self._fragment.phase_until = min(at, max(now, until))
+        until = min(attempt.until, now + self._policy.quorum.wait_s + self._policy.margin_s)
+        if now < until:  # else it notes the same join again and again
+            self.attempt = msgspec.structs.replace(attempt, resent=False, until=until)
+            self._fragment.phase_until = until
 
     def redirected(self, sender: PeerId, message: messages.Redirect, now: float) -> None:
         if not self._is_answer(sender, message.join):

@@ -305,7 +305,7 @@ class Leading:
         verdict = self._verdict(roster, now)
         if calls_me:
             self._call_me(roster, now)
-        self._tell_noted(sender, join, roster, now)
+        self._fragment.send(sender, messages.Noted(self._id.fragment, join.join))
         self._follow(verdict, roster, now)
 
     def _without_room(
@@ -324,11 +324,6 @@ class Leading:
         if not full:
             return []
         return [(newcomers[-1], roster.joins.pop(newcomers[-1]))] if newcomers else [(sender, join)]
-
-    def _tell_noted(self, sender: PeerId, join: Join, roster: OpenRoster, now: float) -> None:
-        left_s = max(0.0, roster.opened_at + self._policy.quorum.wait_s - now)
-        wait_s = left_s + self._policy.margin_s
-        self._fragment.send(sender, messages.Noted(self._id.fragment, join.join, wait_s))
 
     def _refuse(self, sender: PeerId, join: Join, reason: str, *, behind: bool = False) -> None:
         refused = messages.Refused(self._id.fragment, join.join, reason, behind)

@@ -69,7 +69,7 @@ class Stranger:
                 message = said.decode(frame[1:])
                 if isinstance(message, Join):
                     self.joins.setdefault(message.fragment, {})[peer] = message
-                    await self.say(peer, said.Noted(message.fragment, message.join, 5.0))
+                    await self.say(peer, said.Noted(message.fragment, message.join))
 
     async def say(self, peer: PeerId, message: Message) -> None:
         await self.links[peer].send(b"\x01" + said.encode(message), timeout_s=5.0)

@@ -78,7 +78,7 @@ def joining() -> FragmentRounds:
 def promised() -> FragmentRounds:
     rounds = joining()
     leader, number = leader_of(rounds)
-    rounds.handle(Received(leader, messages.Noted(0, number, 5.0)), 1.0)
+    rounds.handle(Received(leader, messages.Noted(0, number)), 1.0)
     return rounds
 
 
@@ -150,7 +150,7 @@ def promised_to_one_of_lower_rank() -> FragmentRounds:
     rounds.handle(Due(), 1.0)
     rounds.handle(Offered(offer(standing("start"))), 1.0)
     leader, number = leader_of(rounds)
-    rounds.handle(Received(leader, messages.Noted(0, number, 5.0)), 1.0)
+    rounds.handle(Received(leader, messages.Noted(0, number)), 1.0)
     return rounds
 
 

@@ -201,7 +201,7 @@ def useless(kind: str, rounds: FragmentRounds, leader: PeerId) -> Message:
         "no quorum": said.NoQuorum(0, number, "nobody here"),
         "too late": said.Closed(0, 1, bytes(32)),
         "redirect": said.Redirect(0, number, leader),
-        "noted": said.Noted(0, number, 30.0),
+        "noted": said.Noted(0, number),
     }
     return answers[kind]
 

@@ -127,7 +127,7 @@ def test_a_leader_that_refuses_everybody_is_passed_over() -> None:
 
 def no_quorum_at_the_last_moment(swarm: Swarm, sender: PeerId, join: said.Join) -> None:
     wait_s = POLICY.quorum.wait_s - 1.0
-    says(swarm, sender, said.Noted(0, join.join, wait_s), 0.01)
+    says(swarm, sender, said.Noted(0, join.join), 0.01)
     says(swarm, sender, said.NoQuorum(0, join.join, "nobody here"), wait_s)
 
 

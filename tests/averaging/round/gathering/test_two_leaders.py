@@ -228,6 +228,6 @@ def test_a_leader_that_calls_one_that_is_promised_to_it_gets_the_join_again() ->
     rounds = machine(reachable=False)
     leader = joined(rounds)
     assert not sent(rounds.handle(Received(leader, said.Call(0, START.head(), 10.0)), 1.1))
-    rounds.handle(Received(leader, said.Noted(0, 1, 30.0)), 1.2)
+    rounds.handle(Received(leader, said.Noted(0, 1)), 1.2)
     (again,) = sent(rounds.handle(Received(leader, said.Call(0, START.head(), 10.0)), 4.0))
     assert isinstance(again, Join) and again.join == 1
