@@ -96,8 +96,8 @@ def compose(
     )
     reducers = able[: reducers_count(len(able), size, slice_bytes_min=policy.slice_bytes_min)]
     shares = slice_shares([speeds.get(peer, 0) for peer in reducers])
-    loads = loads_of(roster, dict(zip(reducers, shares, strict=True)), speeds)
-    limits = deadlines(policy, encoded_bytes=size, loads=loads)
+    shares_of = dict(zip(reducers, shares, strict=True))
+    takes_s = transfer_s(policy, roster, shares_of, speeds, encoded_bytes=size)
     batch_tokens_max = policy.batch_tokens_max
     if batch_tokens_max is None:
         batch_tokens_max = max(1, *(join.batch_tokens_max for join in by_peer.values()))
@@ -122,8 +122,8 @@ def compose(
         level=level,
         on_probation=tuple(i for i, peer in enumerate(roster) if peer in newcomers),
         contributors_min=len(voters) if policy.quorum.required == ALL else min(2, len(voters)),
-        upload_s=limits.upload_s,
-        round_s=limits.round_s,
+        upload_s=policy.upload_s + takes_s,
+        round_s=policy.round_s + TRANSFERS_PER_ROUND * takes_s,
         directive=leader.directive,
         protocol=leader.protocol,
     )
@@ -345,59 +345,23 @@ SLOWER_MAX = 10.0
 """A measured line may be so many times slower than one of unknown speed counts as."""
 
 
-@dataclass(frozen=True, slots=True)
-class Deadlines:
-    """Durations from the moment a peer hears of the commit, on its own clock."""
+def transfer_s(
+    policy: RoundPolicy,
+    roster: Sequence[PeerId],
+    shares: Mapping[PeerId, int],
+    speeds: Mapping[PeerId, float],
+    *,
+    encoded_bytes: int,
+) -> float:
+    """Return the time in which each member and reducer moves its bytes once up and once down.
 
-    upload_s: float
-    round_s: float
-
-
-def deadlines(policy: RoundPolicy, *, encoded_bytes: int, loads: Sequence[Load]) -> Deadlines:
-    """Return the deadlines of a round in which each member moves its load once up and once down."""
-    slowest_s = max(
-        (load.bytes_of(encoded_bytes) / load.speed(policy) for load in loads), default=0
-    )
-    return _with_transfer(policy, SLACK * slowest_s)
-
-
-def loads_of(
-    roster: Sequence[PeerId], shares: Mapping[PeerId, int], speeds: Mapping[PeerId, float]
-) -> list[Load]:
-    """Return the load of each member and reducer of a round. ``shares``: of the reducers."""
-    return [
-        Load(
-            shares.get(peer, 0) / sum(shares.values()),
-            members=len(roster),
-            bytes_per_s=speeds.get(peer, 0.0),
-        )
-        for peer in dict.fromkeys([*roster, *shares])
-    ]
-
-
-@dataclass(frozen=True, slots=True)
-class Load:
-    """The traffic of one member in a round."""
-
-    share: float
-    """Share of the fragment that this member reduces."""
-    members: int
-    bytes_per_s: float
-    """Speed of its line as it said in its join; 0 if it did not."""
-
-    def bytes_of(self, encoded_bytes: int) -> float:
-        """Return the bytes sent as a member and received as a reducer; as many go back."""
-        return encoded_bytes * ((1.0 - self.share) + (self.members - 1) * self.share)
-
-    def speed(self, policy: RoundPolicy) -> float:
-        """Return the speed that the round allows for."""
-        if not self.bytes_per_s:
-            return policy.slow_link_bytes_s
-        return max(self.bytes_per_s, policy.slow_link_bytes_s / SLOWER_MAX)
-
-
-def _with_transfer(policy: RoundPolicy, transfer_s: float) -> Deadlines:
-    return Deadlines(
-        upload_s=policy.upload_s + transfer_s,
-        round_s=policy.round_s + TRANSFERS_PER_ROUND * transfer_s,
-    )
+    ``shares``: of the reducers; ``speeds``: of lines, as joins name them, 0 for an unknown one.
+    """
+    slowest_s = 0.0
+    for peer in (*roster, *shares):
+        share = shares.get(peer, 0) / sum(shares.values())
+        # Sent as a member, and received as a reducer; as many go back.
+        moved = encoded_bytes * ((1.0 - share) + (len(roster) - 1) * share)
+        speed = speeds.get(peer) or policy.slow_link_bytes_s
+        slowest_s = max(slowest_s, moved / max(speed, policy.slow_link_bytes_s / SLOWER_MAX))
+    return SLACK * slowest_s

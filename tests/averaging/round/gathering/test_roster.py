@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import msgspec
@@ -11,10 +12,9 @@ from averaging.round.gathering.roster import (
     SLACK,
     SLOWER_MAX,
     Leader,
-    Load,
     compose,
-    deadlines,
     recomposed,
+    transfer_s,
 )
 from averaging.rules.policy import RoundPolicy
 from dht.identity import PeerId
@@ -44,44 +44,32 @@ DEFAULTS = RoundPolicy()
 MBIT = 1e6 / 8
 
 
-def even(members: int, *, bytes_per_s: float = 0.0) -> list[Load]:
-    return [Load(share=1 / members, members=members, bytes_per_s=bytes_per_s)] * members
+def takes_s(encoded_bytes: int, *speeds: float, shares: Sequence[int] = ()) -> float:
+    """The time for the transfers of members with lines of these speeds, the first of which reduce:
+    equal slices, unless their sizes are given."""
+    peers = [PeerId(f"p{number}") for number in range(len(speeds))]
+    of = dict(zip(peers, shares or [1] * len(peers), strict=False))
+    speed_of = dict(zip(peers, speeds, strict=True))
+    return transfer_s(DEFAULTS, peers, of, speed_of, encoded_bytes=encoded_bytes)
 
 
-def test_a_tiny_fragment_has_a_short_deadline() -> None:
-    found = deadlines(DEFAULTS, encoded_bytes=1000, loads=even(4))
-
-    assert DEFAULTS.upload_s < found.upload_s < DEFAULTS.upload_s + 0.1
-    assert DEFAULTS.round_s < found.round_s < DEFAULTS.round_s + 0.1
+def test_a_tiny_fragment_takes_hardly_any_time() -> None:
+    assert 0.0 < takes_s(1000, 0.0, 0.0, 0.0, 0.0) < 0.025
 
 
 def test_a_billion_parameters_over_ten_megabits_have_minutes() -> None:
-    found = deadlines(DEFAULTS, encoded_bytes=500 << 20, loads=even(2, bytes_per_s=10 * MBIT))
-
     needed_s = (500 << 20) / (10 * MBIT)
-    assert found.upload_s == DEFAULTS.upload_s + SLACK * needed_s
-    assert found.round_s > 4 * needed_s
+    assert takes_s(500 << 20, 10 * MBIT, 10 * MBIT) == SLACK * needed_s
 
 
 def test_the_slowest_member_sets_the_deadline_down_to_a_tenth_of_an_unknown_line() -> None:
-    fast, slow = even(1, bytes_per_s=1e8)[0], Load(share=0.0, members=3, bytes_per_s=1e6)
-    crawling = Load(share=0.0, members=3, bytes_per_s=1.0)
+    def with_one_of(bytes_per_s: float) -> float:
+        return takes_s(10**7, 1e9, 1e9, bytes_per_s, shares=(1, 1))
 
-    def upload_s(*loads: Load) -> float:
-        return deadlines(DEFAULTS, encoded_bytes=10**7, loads=loads).upload_s
-
-    unknown = Load(share=0.0, members=3, bytes_per_s=0.0)
-
-    assert upload_s(fast, slow) == DEFAULTS.upload_s + SLACK * 10.0
-    assert upload_s(fast, unknown) == DEFAULTS.upload_s + SLACK * 1e7 / DEFAULTS.slow_link_bytes_s
-    assert upload_s(fast, crawling) == (
-        DEFAULTS.upload_s + SLACK * 1e7 / (DEFAULTS.slow_link_bytes_s / SLOWER_MAX)
-    )
+    assert with_one_of(1e6) == SLACK * 10.0
+    assert with_one_of(0.0) == SLACK * 1e7 / DEFAULTS.slow_link_bytes_s
+    assert with_one_of(1.0) == SLACK * 1e7 / (DEFAULTS.slow_link_bytes_s / SLOWER_MAX)
 
 
 def test_a_reducer_of_everything_receives_from_all_others() -> None:
-    lone = Load(share=1.0, members=16, bytes_per_s=1e6)
-
-    found = deadlines(DEFAULTS, encoded_bytes=200_000, loads=[lone])
-
-    assert found.upload_s == DEFAULTS.upload_s + SLACK * 15 * 0.2
+    assert takes_s(200_000, *[1e6] * 16, shares=(1,)) == SLACK * 15 * 0.2
