@@ -18,6 +18,7 @@ from averaging.live.states.fetcher import Fetcher
 from averaging.messages import Message
 from averaging.round.interface.effects import Effect, Merge, Note, Rebase
 from averaging.round.interface.inputs import Leave, Received
+from averaging.round.sealing import paxos
 from averaging.rules.peer_view import SILENCE_MAX_S
 from averaging.rules.quorum import QuorumPolicy
 from averaging.rules.succession import succession
@@ -589,6 +590,7 @@ def test_a_peer_that_applies_a_forsworn_round_is_found(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     a_forsworn_round_is_applied_all_the_same(monkeypatch)
+    monkeypatch.setattr(paxos, "REASSIGNMENTS_MAX", 0)  # they wait for the one that sleeps
 
     with pytest.raises(Broken, match="forsworn"):
         a_reducer_sleeps_over_a_seal().run(100.0)

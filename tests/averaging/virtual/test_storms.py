@@ -42,7 +42,7 @@ RARE = {
     56: "a fetch that fails, and a ballot that finds nothing accepted",
     61: "closed meld",
     78: "a member that joins anew has given the round up",
-    143: "what a peer offers is too old to be merged",
+    274: "what a peer offers is too old to be merged",
 }
 """Storms that reach what the first ones do not."""
 
