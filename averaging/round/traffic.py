@@ -3,27 +3,20 @@
 The round machine names a slice, its reducer and whether the own contribution is to be sent
 (``effects.Upload``). ``Traffic`` turns that into streams: members of one site
 send to their delegate instead (``averaging.rules.sites``), a delegate sends the bundle of its site,
-a reducer answers its uploads. ``BundleRoster`` decides who is in a bundle.
-
-Live and simulated peers ask the same object. It holds no bytes and opens no stream: the caller
-does, and says what became of it.
+a reducer answers its uploads. It holds no bytes and opens no stream: the caller does, and says what
+became of it.
 """
 
 from __future__ import annotations
 
-import enum
-from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from averaging.messages import Commit, Opening
 from averaging.round.interface.effects import Enter, Merge
-from averaging.rules.sites import carries, riders_of, shares
-from averaging.rules.usual_norms import UploadNorm, outlying
+from averaging.rules.sites import Share, carries, riders_of, shares
 from dht.identity import PeerId
 
 NOTHING_TO_GIVE = "it has nothing to give: its numbers are not finite"
-
-
 AGAIN_S = 0.3
 """Time after which a rider tries its delegate again."""
 
@@ -39,27 +32,6 @@ class Route:
     """``to`` is the delegate of the sender's site and not the slice's reducer."""
     after_s: float = 0.0
     """Time to wait before the stream is opened."""
-
-
-class Incoming(enum.Enum):
-    """Kinds of incoming streams, from the point of view of the peer that takes them."""
-
-    RIDER = "the contribution of a rider, for the bundle"
-    EMPTY_RIDER = "a rider that has nothing to give and waits"
-    OWN = "a contribution, or a bundle, to be merged"
-    EMPTY = "a member that has nothing to give and waits"
-    WAITS = "a member that only waits for the merged slice"
-
-
-@dataclass(frozen=True, slots=True)
-class Payloads:
-    """The uploads that a sealed merge of one slice takes, in their order."""
-
-    carriers: tuple[int, ...]
-    """Roster indices of their senders."""
-    weights: tuple[float, ...]
-    members: tuple[int, ...] | None
-    """Number of contributors in each; ``None``: one in each."""
 
 
 class Traffic:
@@ -149,16 +121,6 @@ class Traffic:
 
     # Incoming
 
-    def arriving(self, opening: Opening, entry: int) -> Incoming:
-        """The kind of a stream that the round machine has admitted. ``entry``: its sender's."""
-        if self.is_rider(entry):
-            return Incoming.RIDER if opening.gives else Incoming.EMPTY_RIDER
-        if opening.gives:
-            return Incoming.OWN
-        if self.commit.members[entry].delegate is None:
-            return Incoming.EMPTY
-        return Incoming.WAITS
-
     def is_rider(self, entry: int | None) -> bool:
         return carries(self.commit, self.entry, entry)
 
@@ -171,73 +133,11 @@ class Traffic:
 
     # Merging and answering
 
-    def merge(self, asked: Merge) -> Payloads:
+    def merge(self, asked: Merge) -> tuple[Share, ...]:
         """The uploads that ``Merge`` takes. All others of that slice are needed no more."""
-        bundles, newcomers = asked.bundles, self.commit.on_probation
-        taken = shares(asked.contributors, asked.weights, bundles, on_probation=newcomers)
+        taken = shares(
+            asked.contributors, asked.weights, asked.bundles, on_probation=self.commit.on_probation
+        )
         for share in taken:
             self._problems.pop((asked.slice, share.carrier), None)  # of an earlier attempt
-        return Payloads(
-            tuple(share.carrier for share in taken),
-            tuple(share.weight for share in taken),
-            tuple(share.members for share in taken) if bundles or newcomers else None,
-        )
-
-
-class BundleRoster:
-    """The members of a delegate's bundle: decided once, when all is here or time is up.
-
-    A rider whose upload has an absurd norm is left out, as a reducer would leave it out; otherwise
-    the whole bundle would be refused, and with it the work of everybody at the site.
-    """
-
-    __slots__ = ("_absurd_ratio", "_entry", "_here", "_norms", "_slices", "inside", "refused")
-
-    def __init__(
-        self, entry: int, riders: Iterable[int], slices: int, *, norm_ratio_max: float
-    ) -> None:
-        self._entry = entry
-        self._slices = slices
-        self._absurd_ratio = norm_ratio_max
-        self._here: dict[int, set[int]] = {rider: set() for rider in riders}
-        self._norms: dict[int, dict[int, UploadNorm]] = {}
-        """Norms of uploads by slice and member, the delegate among them."""
-        self.inside: tuple[int, ...] | None = None
-        """The riders in the bundle, once that is decided."""
-        self.refused: dict[int, str] = {}
-
-    def wants(self, rider: int, index: int) -> bool:
-        """True if a rider's slice is missing and would still be in time."""
-        return self.inside is None and index not in self._here.get(rider, {index})
-
-    def measured(self, member: int, index: int, norm: UploadNorm | None) -> None:
-        """Note the norm of a rider's slice, or of the delegate's own."""
-        if norm is not None:
-            self._norms.setdefault(index, {})[member] = norm
-
-    def take(self, rider: int, index: int, norm: UploadNorm | None) -> None:
-        """Note a rider's slice that is here in full and finite."""
-        if self.wants(rider, index):
-            self._here[rider].add(index)
-            self.measured(rider, index, norm)
-
-    def leave_out(self, rider: int) -> None:
-        """Expect nothing of a rider any more: its upload cannot be merged."""
-        if self.inside is None:
-            self._here.pop(rider, None)
-
-    @property
-    def is_settled(self) -> bool:
-        """True if there is nobody left to wait for."""
-        return all(map(self._is_whole, self._here))
-
-    def _is_whole(self, rider: int) -> bool:
-        return len(self._here[rider]) == self._slices
-
-    def decide(self) -> tuple[int, ...]:
-        for norms in self._norms.values():
-            absurd = outlying(norms, norm_ratio_max=self._absurd_ratio)
-            self.refused.update((who, why) for who, why in absurd.items() if who != self._entry)
-        whole = filter(self._is_whole, sorted(self._here))
-        self.inside = tuple(rider for rider in whole if rider not in self.refused)
-        return self.inside
+        return taken

@@ -2,7 +2,9 @@
 
 ``averaging.rules.sites`` says why. ``averaging.live.slices.reducing`` receives the uploads and
 ``averaging.live.slices.uploading`` sends the bundle, which grows here behind its sources.
-``averaging.round.traffic.BundleRoster`` decides who is in it.
+Who is in it is decided once, when all is here or time is up. A rider whose upload has an absurd
+norm is left out, as a reducer would leave it out; otherwise the whole bundle would be refused, and
+with it the work of everybody at the site.
 """
 
 from __future__ import annotations
@@ -17,7 +19,8 @@ from averaging.numbers.arithmetic import Numbers, Weighted
 from averaging.numbers.arrays import Float32s
 from averaging.numbers.chunks import Chunk, digest_of
 from averaging.numbers.codec import Scratch
-from averaging.round.traffic import BundleRoster
+from averaging.round.slices import Reducer
+from averaging.rules.usual_norms import UploadNorm
 from averaging.rules.weights import weights_of
 
 
@@ -29,28 +32,39 @@ class Bundling:
         assert parts.entry is not None
         self.parts = parts
         self._entry = parts.entry
-        slices = len(parts.cutting.slices)
-        self.roster = BundleRoster(parts.entry, riders, slices, norm_ratio_max=norm_ratio_max)
+        self._judge = Reducer(range(len(parts.cutting.slices)), norm_ratio_max=norm_ratio_max)
+        self._riders = set(riders)
+        """Those whose uploads may still be merged."""
         self.decided = asyncio.Event()
         self._settled = asyncio.Event()
         self._uploads: dict[tuple[int, int], Received] = {}
         """Uploaded slices by rider and slice index."""
 
+    def wants(self, rider: int, index: int) -> bool:
+        """True if a rider's slice is missing and would still be in time."""
+        is_here = rider in self._judge.slices[index].complete
+        undecided = self.parts.traffic.inside is None
+        return undecided and rider in self._riders and not is_here
+
+    def measured(self, index: int, norm: UploadNorm | None) -> None:
+        """The delegate's own slice."""
+        self._judge.arrived(index, self._entry, None, norm)
+
     def take(self, rider: int, index: int, upload: Received) -> None:
         """A rider's slice."""
-        if not self.roster.wants(rider, index):
-            return
-        self._uploads[rider, index] = upload
-        self.roster.take(rider, index, upload.norm)
-        self._look()
+        if self.wants(rider, index):
+            self._uploads[rider, index] = upload
+            self._judge.arrived(index, rider, None, upload.norm)
+            self._look()
 
     def leave_out(self, rider: int) -> None:
         """A rider's upload cannot be merged."""
-        self.roster.leave_out(rider)
-        self._look()
+        if self.parts.traffic.inside is None:
+            self._riders.discard(rider)
+            self._look()
 
     def _look(self) -> None:
-        if self.roster.is_settled:
+        if all(self._riders <= each.complete for each in self._judge.slices.values()):
             self._settled.set()
 
     async def decide(self, wait_s: float) -> None:
@@ -61,9 +75,13 @@ class Bundling:
                 await self._settled.wait()
         except TimeoutError:
             pass
-        parts.traffic.inside = inside = self.roster.decide()
-        for rider, reason in self.roster.refused.items():
-            parts.tally.refused[parts.commit.members[rider].peer] = reason
+        whole, absurd = set(self._riders), dict[int, str]()
+        for index, each in self._judge.slices.items():
+            whole &= each.complete
+            absurd.update(self._judge.outlying(index))
+        parts.traffic.inside = inside = tuple(sorted(whole - absurd.keys()))
+        for rider in absurd.keys() - {self._entry}:
+            parts.tally.refused[parts.commit.members[rider].peer] = absurd[rider]
         for rider in inside:
             parts.own_maps.update(self._uploads[rider, 0].maps)
         self.decided.set()
@@ -74,7 +92,7 @@ class Bundling:
         Raises ``Abandoned``, ``NotFinite``.
         """
         parts, threads = self.parts, self.parts.threads
-        inside = sorted([self._entry, *(self.roster.inside or ())])
+        inside = sorted([self._entry, *(parts.traffic.inside or ())])
         weights = weights_of(parts.commit, inside)
         evidence = parts.evidence
         for index, growing in enumerate(own):

@@ -102,7 +102,7 @@ class Exchange:
             for index, growing in enumerate(own):
                 squares = await parts.as_it_grows(index, growing, parts.square_chunk)
                 norm = await parts.upload_norm(index, squares)
-                bundling.roster.measured(parts.entry, index, norm)
+                bundling.measured(index, norm)
         await bundling.decide(SITE_SHARE * self.parts.commit.upload_s)
         try:
             await bundling.make(own, parts.own)

@@ -8,7 +8,7 @@ slice.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -25,8 +25,8 @@ from averaging.numbers.chunks import digest_of, root_of
 from averaging.round.contributing import Rest
 from averaging.round.interface.effects import Merge
 from averaging.round.interface.inputs import SliceMerged
-from averaging.round.traffic import NOTHING_TO_GIVE, Incoming, Payloads
-from averaging.rules.sites import riders_of
+from averaging.round.traffic import NOTHING_TO_GIVE
+from averaging.rules.sites import Share, riders_of
 from dht.errors import StreamBroken
 
 BROKEN_GRACE_S = 5.0
@@ -103,28 +103,25 @@ class Reducing:
     async def _serve(self, bulk: Bulk, opening: Opening) -> None:
         index, entry = opening.slice, self.parts.commit.index(bulk.remote)
         assert entry is not None
-        incoming = self._traffic.arriving(opening, entry)
+        commit = self.parts.commit
         try:
             async with asyncio.timeout_at(self.parts.end_at):
-                match incoming:
-                    case Incoming.RIDER | Incoming.EMPTY_RIDER:
-                        assert self._bundling is not None
-                        if incoming is Incoming.RIDER:
-                            await self._receive_rider(self._bundling, bulk, index, entry)
-                        else:
-                            self._bundling.leave_out(entry)
-                        await self.parts.until_here(index)
-                        await self._give_merged(bulk, index, "")
-                    case Incoming.OWN:
-                        await self._receive_own(bulk, index, entry, opening.riders)
-                        await bulk.received()
-                        await self._answer(bulk, index, entry)
-                    case Incoming.EMPTY:
-                        riders = riders_of(self.parts.commit, entry)
-                        self.parts.tell_upload(index, bulk.remote, NOTHING_TO_GIVE, riders=riders)
-                        await self._answer(bulk, index, entry)
-                    case Incoming.WAITS:
-                        await self._answer(bulk, index, entry)
+                if self._traffic.is_rider(entry):
+                    assert self._bundling is not None
+                    if opening.gives:
+                        await self._receive_rider(self._bundling, bulk, index, entry)
+                    else:
+                        self._bundling.leave_out(entry)
+                    await self.parts.until_here(index)
+                    await self._give_merged(bulk, index, "")
+                    return
+                if opening.gives:
+                    await self._receive_own(bulk, index, entry, opening.riders)
+                    await bulk.received()
+                elif commit.members[entry].delegate is None:  # a rider's delegate says it for it
+                    riders = riders_of(commit, entry)
+                    self.parts.tell_upload(index, bulk.remote, NOTHING_TO_GIVE, riders=riders)
+                await self._answer(bulk, index, entry)
         except (BadPayload, BulkRefused) as error:
             await bulk.refuse(str(error))
         except (Abandoned, TimeoutError) as error:
@@ -133,7 +130,7 @@ class Reducing:
     async def _receive_rider(self, bundling: Bundling, bulk: Bulk, index: int, entry: int) -> None:
         """Take a rider's part of the bundle. A bad one is only left out of it."""
         parts = self.parts
-        if not bundling.roster.wants(entry, index):
+        if not bundling.wants(entry, index):
             await self._discard(bulk, index)
             return
         if reason := parts.refuses(bulk.remote):
@@ -232,16 +229,16 @@ class Reducing:
 
     def merge(self, asked: Merge) -> None:
         """Carry out ``Merge``; the answers follow as it goes on."""
-        payloads = self._traffic.merge(asked)
+        taken = self._traffic.merge(asked)
         self._answerable[asked.slice].set()
-        work = self._merge(asked.slice, asked.contributors, payloads)
+        work = self._merge(asked.slice, asked.contributors, taken)
         self.parts.start(work, "merge")
 
-    async def _merge(self, index: int, inside: tuple[int, ...], taken: Payloads) -> None:
+    async def _merge(self, index: int, inside: tuple[int, ...], taken: Sequence[Share]) -> None:
         """``inside``: the contributors; delegates send the payloads for all of their site."""
         parts = self.parts
         growing = parts.merged[index]
-        contributors, weights, members = taken.carriers, taken.weights, taken.members
+        contributors = [share.carrier for share in taken]
         payloads, claims = [], []
         for entry in contributors:
             upload = self._expected[index, entry].upload
@@ -264,7 +261,10 @@ class Reducing:
             parts.have_maps(chosen, maps)
         rest = None if parts.rests is None else parts.rests.room(index)
         leaves: list[bytes] = []
-        given = Weighted(payloads, weights, members)
+        members = [share.members for share in taken]
+        alike = members == [1] * len(members)
+        weights = [share.weight for share in taken]
+        given = Weighted(payloads, weights, None if alike else members)
         work = partial(self._merge_chunks, index, given, leaves, rest)
 
         def grown(filled: int) -> None:

@@ -1,4 +1,4 @@
-"""The way of each stream, and its answer: the same for live and simulated peers."""
+"""The way of each stream, and its answer."""
 
 from __future__ import annotations
 
@@ -7,16 +7,10 @@ from dataclasses import replace
 import msgspec
 
 from averaging import messages as said
-from averaging.messages import Commit, Opening
+from averaging.messages import Commit
 from averaging.round.interface.effects import Enter, Merge
-from averaging.round.traffic import (
-    AGAIN_S,
-    BundleRoster,
-    Incoming,
-    Route,
-    Traffic,
-)
-from averaging.rules.usual_norms import UploadNorm
+from averaging.round.traffic import AGAIN_S, Route, Traffic
+from averaging.rules.sites import Share
 from dht.identity import PeerId
 from tests.averaging.values import commit_of, entry
 
@@ -36,18 +30,6 @@ def traffic(me: PeerId, commit: Commit = SITES, *, gives: bool = True) -> Traffi
     made = Traffic(enter, me=me)
     made.gives = gives
     return made
-
-
-def opening(gives: bool, riders: tuple[int, ...] = (), index: int = 0) -> Opening:
-    return Opening(
-        fragment=3,
-        round=bytes(32),
-        slice=index,
-        gives=gives,
-        commit=b"",
-        signature=b"",
-        riders=riders,
-    )
 
 
 def test_a_rider_sends_each_slice_to_its_delegate_once_and_waits_there() -> None:
@@ -94,33 +76,9 @@ def test_a_contribution_that_proves_unfit_is_not_announced() -> None:
     assert anna.upload(1, BORIS, gives=True) == Route(1, BORIS, False)
 
 
-def test_a_member_without_work_is_reported_unless_it_rides() -> None:
-    anna = traffic(ANNA)
-    assert anna.arriving(opening(True), 1) is Incoming.OWN
-    assert anna.arriving(opening(False), 1) is Incoming.EMPTY
-    assert anna.arriving(opening(False), 2) is Incoming.WAITS
-    boris = traffic(BORIS)
-    assert boris.arriving(opening(True), 2) is Incoming.RIDER
-    assert boris.arriving(opening(False), 3) is Incoming.EMPTY_RIDER
-
-
 def test_a_bundle_is_merged_with_the_weight_of_all_whom_it_carries() -> None:
     anna = traffic(ANNA)
     anna.left_out(0, 1, "too early")
     taken = anna.merge(Merge(b"", 0, (0, 1, 2, 3), (0.25, 0.25, 0.25, 0.25), {1: (2, 3)}))
-    assert (taken.carriers, taken.weights, taken.members) == ((0, 1), (0.25, 0.75), (1, 3))
+    assert taken == (Share(0, 0.25, 1), Share(1, 0.75, 3))
     assert anna.problem(0, 1) == "", "of an earlier attempt"
-    assert anna.merge(Merge(b"", 1, (0, 1), (0.5, 0.5))).members is None
-
-
-def test_a_delegate_leaves_out_an_absurd_rider_and_waits_for_nobody_who_gives_nothing() -> None:
-    roster = BundleRoster(1, (2, 3, 4), 1, norm_ratio_max=50.0)
-    for who, value in ((1, 1.0), (2, 1.5), (3, 1e6)):
-        norm = UploadNorm(value, usual=1.0)
-        roster.measured(who, 0, norm) if who == 1 else roster.take(who, 0, norm)
-    assert not roster.is_settled
-    roster.leave_out(4)
-    assert roster.is_settled
-    assert roster.decide() == (2,)
-    assert list(roster.refused) == [3]
-    assert not roster.wants(4, 0)
