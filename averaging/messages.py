@@ -336,6 +336,10 @@ LEAVING = "leaving"
 """The reason of a leader that takes part no more: its joiners go to the next one at once."""
 
 
+UNPROVEN = "too few that count for me have signed the version that you stand on"
+"""The reason of a leader to which a joiner's state is not certified: the joiner may give it up."""
+
+
 class NoQuorum(_Message, frozen=True):
     """Leader to member: there will be no round now; everything stays pending."""
 

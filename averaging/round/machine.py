@@ -481,7 +481,7 @@ class FragmentRounds(Fragment):
             case messages.NoQuorum():
                 self.joining.turned_away(sender, message, now)
             case messages.Refused():
-                self.catching_up.refused(now)
+                self.catching_up.refused(now, message.reason)
                 self.joining.turned_away(sender, message, now)
                 self.catching_up.ask_for_signatures(now)
             case messages.Closed():

@@ -158,7 +158,8 @@ class CatchingUp:
         """Time at which this peer first showed a final state, with too few signatures, to a lower
         one."""
         self._refusals = 0
-        """Joins that were refused since this peer stands where it does."""
+        """Joins that were refused since this peer stands where it does, as too few have signed it.
+        """
         self._refused_at = math.inf
         """Time at which the first of these joins was refused."""
 
@@ -304,11 +305,15 @@ class CatchingUp:
         if self._unproven_since is None:
             self._unproven_since = now
 
-    def refused(self, now: float) -> None:
-        """A leader refused this peer's join: it may not know the state that this peer stands on."""
+    def refused(self, now: float, reason: str) -> None:
+        """A leader refused this peer's join: it may not know the state that this peer stands on.
+
+        One that is about to fetch it refuses as well, which says nothing against it.
+        """
         self._certificates.shows_all = True
-        self._refusals += 1
-        self._refused_at = min(now, self._refused_at)
+        if reason == messages.UNPROVEN:
+            self._refusals += 1
+            self._refused_at = min(now, self._refused_at)
 
     def ask_for_signatures(self, now: float) -> None:
         """Ask those that finished this peer's version with it: a join of it was refused."""

@@ -45,7 +45,6 @@ from dht import protocol
 from dht.bounded_mapping import BoundedMapping
 from dht.identity import PeerId
 
-UNPROVEN = "too few that count for me have signed the version that you stand on"
 NO_STATE = "I have no state yet"
 CATCHES_UP = "I have yet to catch up with others"
 LATE_MAX = 64
@@ -237,7 +236,7 @@ class Leading:
         self._catching_up.met_unproven(now)
         self._fragment.note("unproven_join", peer=sender, version=join.head.version)
         self._fragment.show_standing(sender)
-        self._refuse(sender, join, UNPROVEN)
+        self._refuse(sender, join, messages.UNPROVEN)
 
     def _tell_behind(self, sender: PeerId, join: Join, mine: Head) -> None:
         self._fragment.note("told_behind", peer=sender)
@@ -267,9 +266,11 @@ class Leading:
         on: it may have to go back to it.
         """
         self._catching_up.compare(sender, join.head, now)
-        if self._fragment.phase is not Phase.CATCHING:
+        follows = self._fragment.phase is Phase.CATCHING
+        if not follows:
             self._fragment.show_standing(sender)
-        self._refuse(sender, join, CATCHES_UP, behind=True)
+        reason = CATCHES_UP if follows else messages.UNPROVEN
+        self._refuse(sender, join, reason, behind=True)
 
     def leads_no_more(self) -> None:
         """This peer goes to where others stand: its members go on to a later attempt."""
@@ -645,7 +646,7 @@ class Leading:
         if len({join.head.lineage for join in roster.joins.values()}) < 2:
             return None
         if not self._fragment.certificates.is_proven(now):
-            return UNPROVEN
+            return messages.UNPROVEN
         return self._doubting.objection_to_meld()
 
     def _turnout(self, roster: OpenRoster, now: float) -> Turnout:

@@ -315,7 +315,7 @@ def leads_unproven() -> FragmentRounds:
     rounds = leading(where)
     one, two = sorted(rounds.peers.view)
     for _ in range(REFUSALS_MIN):
-        rounds.handle(Received(one, messages.Refused(0, 0, "too few have signed it")), 1.0)
+        rounds.handle(Received(one, messages.Refused(0, 0, messages.UNPROVEN)), 1.0)
     rounds.handle(Due(), 1.0)
     rounds.handle(Offered(offer(where)), 1.0)
     theirs = standing("start", "theirs", tokens=100)

@@ -10,6 +10,7 @@ import pytest
 from averaging import messages as said
 from averaging.messages import Committed, Head, Opening, ParentCertificate
 from averaging.round.gathering.catching_up import REFUSALS_MIN
+from averaging.round.gathering.leading import CATCHES_UP
 from averaging.round.gathering.roster import Leader, compose
 from averaging.round.interface.effects import Rebase, RefuseStream
 from averaging.round.interface.inputs import Due, Offered, Received, StreamOpened
@@ -262,10 +263,12 @@ def test_certificates_of_many_lineages_fit_a_message() -> None:
     said.encode(rounds.certificates.beside(bare, others[0], 1.0))  # no error
 
 
-def refused(rounds: FragmentRounds, by: PeerId, now: float) -> list[said.Message]:
+def refused(
+    rounds: FragmentRounds, by: PeerId, now: float, *, reason: str = said.UNPROVEN
+) -> list[said.Message]:
     attempt = rounds.joining.attempt
     number = attempt.join.join if attempt is not None else 1
-    return sent(rounds.handle(Received(by, said.Refused(0, number, "because")), now))
+    return sent(rounds.handle(Received(by, said.Refused(0, number, reason)), now))
 
 
 def test_a_refused_peer_asks_those_that_finished_with_it_for_signatures() -> None:
@@ -340,12 +343,19 @@ def test_a_peer_that_is_ahead_alone_goes_back_after_the_time_of_a_round() -> Non
     assert goes_back(late)
 
 
-@pytest.mark.parametrize("all_have", [True, False])
+@pytest.mark.parametrize(
+    ("all_have", "reason"),
+    [(True, said.UNPROVEN), (False, said.UNPROVEN), (True, CATCHES_UP)],
+    ids=["all have signed", "one has not", "others come to it"],
+)
 def test_a_peer_goes_back_at_once_from_a_version_that_all_its_members_have_signed(
-    all_have: bool,
+    all_have: bool, reason: str
 ) -> None:
     """A partition ended while two pairs had a round each. Nobody else would come to either version,
-    and the six were stuck in that fragment for the time of a round (spacing_experiment, seed 1)."""
+    and the six were stuck in that fragment for the time of a round (spacing_experiment, seed 1).
+
+    Refusals of leaders that were on their way to its version counted as well: a peer wrote its work
+    off, came back to the version that had it, and called it lost (soak storm 17)."""
     mine = standing("start", "one", "mine")
     rounds = machine(mine, FIVE)
     rounds.catching_up.fellows = (ME, ANNA)
@@ -353,12 +363,12 @@ def test_a_peer_goes_back_at_once_from_a_version_that_all_its_members_have_signe
         signed = certified(mine, (ANNA,))
         rounds.certificates.hear(link_of(signed), signed.signatures, 1.0)
     for _ in range(REFUSALS_MIN):
-        refused(rounds, BORIS, 1.0)
+        refused(rounds, BORIS, 1.0, reason=reason)
 
     behind = certified(standing("start", "one"), (BORIS, CLARA, DORA))
     effects = rounds.handle(Received(BORIS, said.Compare(0, behind)), 2.0)
 
-    assert bool(of(effects, Rebase)) == all_have
+    assert bool(of(effects, Rebase)) == (all_have and reason == said.UNPROVEN)
 
 
 def test_a_peer_that_is_ahead_alone_is_shown_the_certificate_to_go_back_to() -> None:
