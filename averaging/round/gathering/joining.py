@@ -81,8 +81,6 @@ class Joining:
         has made them, if the leader waits until then."""
         self.caller: PeerId | None = None
         """The leader that called last, whether this peer came or not."""
-        self._coming_to: PeerId | None = None
-        """The leader that waits for this peer's snapshot."""
         self._folds = False
         """The offer that was asked for is to be folded."""
         self._folded: Standing | None = None
@@ -298,7 +296,6 @@ class Joining:
         """Nothing is under way any more; offered work, if any, is settled already."""
         self.attempt = self._folded = None
         self._folds = False
-        self._not_coming(reason)
         self._fragment.goes_to(Phase.IDLE)
         self._fragment.note("idle", reason=reason)
         if retry:
@@ -326,9 +323,6 @@ class Joining:
             until=math.inf,
         )
         self.attempt = attempt
-        if self._coming_to == attempt.leader:
-            self._coming_to = None
-        self._not_coming("promised to another leader")
         if attempt.leaders_tried == 1:
             self._fragment.note("joining", leader=attempt.leader)
         self._fragment.goes_to(Phase.JOINING, until=now + self._policy.answer_s)
@@ -456,17 +450,9 @@ class Joining:
         self.pass_to(leader, reason)
 
     def _come_to(self, leader: PeerId) -> None:
-        """Tell the leader that called that this peer joins with its snapshot."""
-        if self._coming_to != leader:
-            self._not_coming("promised to another leader")
-        self._coming_to = leader
+        """Tell the leader that called that this peer joins with its snapshot. If it does not, it
+        passes when it is called again."""
         self._fragment.send(leader, messages.Coming(self._id.fragment))
-
-    def _not_coming(self, reason: str) -> None:
-        """Tell the leader that waits for this peer's snapshot that there is none."""
-        leader, self._coming_to = self._coming_to, None
-        if leader is not None and leader != self._id.me:
-            self.pass_to(leader, reason)
 
     def pass_to(self, leader: PeerId, reason: str) -> None:
         self._fragment.send(leader, messages.Pass(self._id.fragment, reason))
@@ -554,7 +540,6 @@ class Joining:
             self._fragment.count("stale_answer")
             return
         elif was_called and self._fragment.phase is Phase.WANTED:
-            self._coming_to = None
             self._fragment.note("too_late", leader=sender)
             self.become_idle("the roster closed without me", retry=False)
         if not knows_round:
@@ -574,7 +559,6 @@ class Joining:
 
     def abandon(self, reason: str) -> None:
         """Take back the offer and the join. The phase is the caller's."""
-        self._not_coming(reason)
         attempt, self.attempt = self.attempt, None
         if attempt is not None:
             if attempt.leader != self._id.me:

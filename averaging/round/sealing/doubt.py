@@ -272,7 +272,7 @@ class Outcomes:
         it: it is known to have accepted no seal."""
 
     def __contains__(self, round_id: bytes) -> bool:
-        return round_id in self._heads
+        return round_id in self._heads or round_id in self._not_entered
 
     def head(self, round_id: bytes) -> Head | None:
         """The head of this peer after a round; ``None``: it has not finished it."""
@@ -289,13 +289,10 @@ class Outcomes:
     def decline(self, round_id: bytes, *, names_this_machine: bool) -> bool:
         """Never enter a round whose commit does not hold. Returns whether the peer is absent.
 
-        It is if it has never been in the round: only the machine that a roster names can have been,
-        and a vow keeps it out.
+        It is if it has never been in the round: only the machine that a roster names can have been.
         """
-        entered = round_id in self._heads and round_id not in self._not_entered
-        absent = names_this_machine and not entered
+        absent = names_this_machine and round_id not in self._heads
         if absent:
-            self._heads[round_id] = None
             self._not_entered[round_id] = None
         return absent
 
