@@ -199,7 +199,7 @@ async def test_histories_founded_apart_are_never_averaged_and_one_goes_over_whol
         loop = asyncio.get_running_loop()
         began = loop.time()
         await clara.averager.replace_states(states, reason="founded_apart")
-        assert loop.time() - began < 1.0, "it does not wait for its roster, to which nobody comes"
+        assert loop.time() - began < 2.0, "it does not wait for its roster, to which nobody comes"
         await made.live(36.0)
         made.check()
         assert clara.averager.stats.contributed > 0
