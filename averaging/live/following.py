@@ -29,9 +29,7 @@ from averaging.numbers.arithmetic import norm_at_most
 from averaging.numbers.codecs import codec_named
 from averaging.numbers.layout import Fragment
 from averaging.round.fetched_states import (
-    Learner,
     fork_of,
-    hand_over,
     is_newer,
     prefers_replay,
     unfit,
@@ -48,7 +46,7 @@ from dht.identity import PeerId
 logger = logging.getLogger(__name__)
 
 
-class Followed(Learner, Protocol):
+class Followed(Protocol):
     """One fragment, as this module sees it."""
 
     index: int
@@ -63,6 +61,18 @@ class Followed(Learner, Protocol):
     def is_free(self) -> bool: ...
 
     def follow(self, state: FragmentState) -> None: ...
+
+    def adopt(self, state: FragmentState, *, contained: int | None) -> None:
+        """Take in ``state``; own work up to step ``contained`` is newly in it."""
+        ...
+
+    def rebase(self, state: FragmentState, parting: Parting) -> int | None:
+        """Take in another side of a fork and offer the work since ``parting`` again.
+
+        Returns the tokens that were merged and are pending again, or ``None`` without having done
+        anything: ``adopt`` follows then.
+        """
+        ...
 
     def set_state(self, state: FragmentState) -> None: ...
 
@@ -311,22 +321,25 @@ class Following:
         self, state: FragmentState, before: FragmentState | None, parted: Parting | None = None
     ) -> None:
         """A state that others made is this peer's now: tell the learner and the machine."""
-        presumed = self._work.machine.doubting.presumed(self._averager.now())
-        taken = hand_over(
-            self._work,
-            state,
-            before,
-            self._averager.life,
-            parting=parted,
-            presumed=presumed,
-            earlier=self._work.earlier_tokens,
-        )
-        self._work.follow(state)
-        if taken.parting is not None:
-            self._work.event("regained", tokens=taken.regained_tokens)
-        if taken.written_off_tokens and self._averager.port is not None:
-            self._work.event("written_off", tokens=taken.written_off_tokens, reason="rebased")
-        self._work.take(CaughtUp(Standing.of(state), taken.since))
+        work, averager = self._work, self._averager
+        life, earlier = averager.life, work.earlier_tokens
+        regained = None if parted is None else work.rebase(state, parted)
+        if regained is None:
+            known = None if before is None else before.merged
+            presumed = work.machine.doubting.presumed(averager.now())
+            contained = life.newly_contained(state.merged, known, presumed=presumed)
+            work.adopt(state, contained=contained)
+        work.follow(state)
+        since = None
+        if parted is not None and regained is not None:
+            since = parted.version
+            work.event("regained", tokens=regained)
+        if before is not None and averager.port is not None:
+            # On the lighter side of a fork, this peer's work was merged into what is given up now.
+            lost = life.lost_tokens(before.merged, state.merged, earlier=earlier) - (regained or 0)
+            if lost > 0:
+                work.event("written_off", tokens=lost, reason="rebased")
+        work.take(CaughtUp(Standing.of(state), since))
         self._work.keep_if_good(state)
 
     async def _replay_to(

@@ -1,21 +1,19 @@
 """States that were fetched from other peers: which are taken, and what becomes of the own work.
 
 The round machine asks for a state (``CatchUp``, ``Rebase``); the owner that carries that out
-obtains it from other peers and then asks here. Live and simulated peers differ only in how the
-bytes reach them.
+obtains it from other peers and then asks here.
 
 1. ``prefers_replay``: whether replaying the missed rounds is cheaper than a whole state.
 2. ``is_newer``: whether the state that arrived is worth taking at all; ``unfit``: whether its
    numbers may be taken; ``is_outvoted``: whether a source showed other bits than it should have.
 3. ``fork_of``: where the two sides of a fork parted, if the work since then can be offered again.
-4. ``hand_over``: gives the state to the learner and says what became of the own work.
+4. ``Life``: what becomes of the own work.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 
@@ -31,22 +29,6 @@ from averaging.round.interface.effects import Apply, CatchUp, Rebase
 from averaging.rules.mixing import RunsEnd
 from averaging.rules.plausible import leap
 from dht.identity import PeerId
-
-
-class Learner(Protocol):
-    """One fragment of a learner, as far as a new state concerns it."""
-
-    def adopt(self, state: FragmentState, *, contained: int | None) -> None:
-        """Take in ``state``; own work up to step ``contained`` is newly in it."""
-        ...
-
-    def rebase(self, state: FragmentState, parting: Parting) -> int | None:
-        """Take in another side of a fork and offer the work since ``parting`` again.
-
-        Returns the tokens that were merged and are pending again, or ``None`` without having done
-        anything: ``adopt`` follows then.
-        """
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,20 +54,31 @@ class Life:
             return 0
         return known if mark.incarnation == self.incarnation else mark.tokens
 
-    def newly_contained(self, after: MergedMap, before: MergedMap | None) -> int | None:
+    def newly_contained(
+        self, after: MergedMap, before: MergedMap | None, *, presumed: int | None = None
+    ) -> int | None:
         """The own step up to which ``after`` contains work that ``before`` did not.
 
         Usually the mark of the outstanding snapshot. It can be the mark of one that was taken
         back: a majority may forswear a round that somebody has finished after all, and then
-        follow it.
+        follow it. ``presumed``: own work up to this step counts as merged elsewhere
+        (``averaging.round.sealing.doubt.Doubting.presumed``).
         """
-        mark = after.get(self.peer)
-        if mark is None or mark.incarnation != self.incarnation:
-            return None
-        known = before.get(self.peer) if before is not None else None
-        if known is not None and (known.incarnation, known.step) >= (mark.incarnation, mark.step):
-            return None
-        return mark.step
+        step, known = self.mark_in(after), 0 if before is None else self.mark_in(before)
+        return max(step if step > known else 0, presumed or 0) or None
+
+    def lost_tokens(self, before: MergedMap, after: MergedMap, *, earlier: int) -> int:
+        """Tokens of this incarnation in ``before`` that ``after`` lacks; negative: it has more.
+
+        ``earlier``: tokens of earlier incarnations in ``before`` (``earlier_tokens``). The new side
+        may have more work of these, which does not make up for lost work of this one.
+        """
+        there = self._tokens(after, self.earlier_tokens(after, earlier))
+        return self._tokens(before, earlier) - there
+
+    def _tokens(self, merged: MergedMap, earlier: int) -> int:
+        mark = merged.get(self.peer)
+        return 0 if mark is None else max(0, mark.tokens - earlier)
 
     def contained_by(self, apply: Apply, after: MergedMap, before: MergedMap) -> int | None:
         """The own step up to which the state after a round newly contains work.
@@ -235,58 +228,3 @@ def fork_of(
         return Fork(shared, before, after, (), life, theta)
     rounds = replay.since(shared.version, shared.lineage)
     return None if rounds is None else Fork(shared, before, after, rounds, life)
-
-
-@dataclass(frozen=True, slots=True)
-class FateOfWork:
-    """The fate of this peer's work when it took a state over."""
-
-    parting: Parting | None
-    """The work since then is pending again; ``None``: it is not."""
-    regained_tokens: int
-    written_off_tokens: int
-    """Merged tokens that are lost: they are not in the state that was taken."""
-
-    @property
-    def since(self) -> int | None:
-        """The version at which the pending work began, if not at the new one."""
-        return None if self.parting is None else self.parting.version
-
-
-def hand_over(
-    learner: Learner,
-    state: FragmentState,
-    before: FragmentState | None,
-    life: Life,
-    *,
-    parting: Parting | None = None,
-    presumed: int | None = None,
-    earlier: int = 0,
-) -> FateOfWork:
-    """Give the learner a state that others made.
-
-    ``presumed``: own work up to this step counts as merged elsewhere
-    (``averaging.round.sealing.doubt.Doubting.presumed``). ``earlier``: tokens of earlier
-    incarnations in the state before (``Life.earlier_tokens``). Lost work is counted for this
-    incarnation only: the new side may have more work of its former ones, which does not make up for
-    it.
-    """
-    regained = None if parting is None else learner.rebase(state, parting)
-    if regained is None:
-        parting = None
-        contained = life.newly_contained(state.merged, None if before is None else before.merged)
-        if presumed is not None and presumed > (contained or 0):
-            contained = presumed
-        learner.adopt(state, contained=contained)
-    lost = 0
-    if before is not None:
-        # On the lighter side of a fork, this peer's work was merged into what is given up now.
-        there = _tokens(state, life, life.earlier_tokens(state.merged, earlier))
-        lost = _tokens(before, life, earlier) - there - (regained or 0)
-    return FateOfWork(parting, regained or 0, max(0, lost))
-
-
-def _tokens(state: FragmentState, life: Life, earlier: int) -> int:
-    """Tokens of this incarnation in a state with so many of its earlier ones."""
-    mark = state.merged.get(life.peer)
-    return 0 if mark is None else max(0, mark.tokens - earlier)

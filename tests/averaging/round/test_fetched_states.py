@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 import msgspec
 import numpy as np
 import pytest
 
-from averaging.history.adoption import Parting
 from averaging.history.chain import Chain
 from averaging.history.merged_map import Mark, MergedMap
 from averaging.history.replay import ReplayLog
@@ -19,7 +18,6 @@ from averaging.numbers.codec import Scratch
 from averaging.round.fetched_states import (
     Life,
     fork_of,
-    hand_over,
     is_newer,
     prefers_replay,
 )
@@ -110,21 +108,6 @@ def test_work_since_the_parting_is_offered_again_unless_others_go_on_with_it() -
     assert fork_of(rebase, MINE, has_mine, LIFE, kept, stale_max=4) is None
 
 
-@dataclass
-class Recorder:
-    """A learner that says what was asked of it."""
-
-    again: int | None = None
-    calls: list[tuple[str, int | None]] = field(default_factory=list)
-
-    def adopt(self, state: FragmentState, *, contained: int | None) -> None:
-        self.calls.append(("adopt", contained))
-
-    def rebase(self, state: FragmentState, parting: Parting) -> int | None:
-        self.calls.append(("rebase", parting.version))
-        return self.again
-
-
 @pytest.mark.parametrize(
     ("before", "after", "contained"),
     [
@@ -138,32 +121,15 @@ class Recorder:
 def test_only_marks_of_this_life_that_are_new_count_as_contained(
     before: Mark | None, after: Mark, contained: int | None
 ) -> None:
-    learner = Recorder()
-    mine = replace(MINE, merged=MergedMap({} if before is None else {ANNA: before}))
-    theirs = replace(HEAVY, merged=MergedMap({ANNA: after}))
-    hand_over(learner, theirs, mine, LIFE)
-    assert learner.calls == [("adopt", contained)]
+    known = MergedMap({} if before is None else {ANNA: before})
+    assert LIFE.newly_contained(MergedMap({ANNA: after}), known) == contained
 
 
 def test_work_in_doubt_that_counts_as_merged_elsewhere_is_not_offered_again() -> None:
-    learner = Recorder()
-    hand_over(learner, HEAVY, MINE, LIFE, presumed=4)
-    assert learner.calls == [("adopt", 4)]
-
-
-def test_merged_work_that_the_new_side_lacks_is_written_off_but_for_what_is_offered_again() -> None:
-    mine = replace(MINE, merged=MergedMap({ANNA: Mark(2, 5, 70)}))
-    parting = Parting(1, THETA, 0, 5)
-    for again, expected, lost, since in (
-        (None, [("rebase", 1), ("adopt", None)], 70, None),
-        (50, [("rebase", 1)], 20, 1),
-        (70, [("rebase", 1)], 0, 1),
-    ):
-        learner = Recorder(again)
-        taken = hand_over(learner, HEAVY, mine, LIFE, parting=parting)
-        assert learner.calls == expected
-        assert taken.written_off_tokens == lost
-        assert taken.since == since
+    merged = MergedMap({ANNA: Mark(2, 5, 10)})
+    for presumed, contained in ((4, 5), (6, 6), (None, 5)):
+        assert LIFE.newly_contained(merged, None, presumed=presumed) == contained
+    assert LIFE.newly_contained(merged, merged, presumed=4) == 4
 
 
 def test_a_peer_that_gives_way_takes_any_other_state() -> None:
@@ -182,12 +148,14 @@ def test_work_of_earlier_lives_on_the_new_side_does_not_make_up_for_lost_work_of
     there: Mark, lost: int
 ) -> None:
     """A peer came back with an old state, folded alone, and rebases on what it had left behind."""
-    learner = Recorder()
-    mine = replace(MINE, merged=MergedMap({ANNA: Mark(2, 5, 100)}))
-    theirs = replace(HEAVY, merged=MergedMap({ANNA: there}))
-    taken = hand_over(learner, theirs, mine, LIFE, earlier=30)
+    mine = MergedMap({ANNA: Mark(2, 5, 100)})
+    assert LIFE.lost_tokens(mine, MergedMap({ANNA: there}), earlier=30) == lost
 
-    assert taken.written_off_tokens == lost
+
+def test_merged_work_that_the_new_side_lacks_is_lost() -> None:
+    mine = MergedMap({ANNA: Mark(2, 5, 70)})
+    assert LIFE.lost_tokens(mine, HEAVY.merged, earlier=0) == 70
+    assert LIFE.lost_tokens(HEAVY.merged, mine, earlier=0) == -70
 
 
 def test_tokens_of_earlier_lives_are_those_of_the_last_state_without_work_of_this_one() -> None:
