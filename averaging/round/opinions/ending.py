@@ -24,7 +24,6 @@ from averaging.round.opinions.certificates import Certificates
 from averaging.round.opinions.neighbourhood import Neighbourhood
 from averaging.round.opinions.pace import Pace
 from averaging.rules.mixing import Goal, RunsEnd, grew_from
-from averaging.rules.orders import RoundOrders
 from dht.bounded_mapping import BoundedMapping
 from dht.identity import PeerId
 
@@ -46,8 +45,6 @@ class Ending:
     """The run has reached its date, and this peer has made its last round."""
     closed_ranks: bool = False
     """True if all peers form one group now, because the run is at its goal."""
-    _known_goal: tuple[RoundOrders, int, Goal | None] | None = None
-    """The goal, and the orders and the next version that it follows from; 0: any version."""
 
     @property
     def goal(self) -> Goal | None:
@@ -57,14 +54,9 @@ class Ending:
         """
         if self.is_over:
             return Goal(tokens=0)
-        orders = self.identity.book.orders
-        version = self.next_version() if orders.policies else 0  # else it is the same for all
-        known = self._known_goal  # it is asked for several times for each input
-        if known is None or known[0] is not orders or known[1] != version:
-            tokens, last = self.identity.policy_at(version).tokens_end, orders.last_version
-            goal = None if tokens is None and last is None else Goal(tokens, last)
-            known = self._known_goal = orders, version, goal
-        return known[2]
+        tokens = self.identity.policy_at(self.next_version()).tokens_end
+        last = self.identity.book.orders.last_version
+        return None if tokens is None and last is None else Goal(tokens, last)
 
     def is_reached_by(self, standing: Standing) -> bool:
         """True if a standing is at the goal; it may have to be melded with others."""
