@@ -79,8 +79,6 @@ class Joining:
         self.call: Called | None = None
         """The newest call of a leader. A peer that passed, as it had too few steps, comes when it
         has made them, if the leader waits until then."""
-        self.caller: PeerId | None = None
-        """The leader that called last, whether this peer came or not."""
         self._folds = False
         """The offer that was asked for is to be folded."""
         self._folded: Standing | None = None
@@ -536,7 +534,7 @@ class Joining:
             self._fragment.note("too_late", leader=sender)
             self.join_failed(sender, "its roster closed without me")
             self._give_up_offer("the roster closed without me")
-        elif sender != self.caller or not self._follows(message.version, now):
+        elif not was_called or not self._follows(message.version, now):
             self._fragment.count("stale_answer")
             return
         elif was_called and self._fragment.phase is Phase.WANTED:

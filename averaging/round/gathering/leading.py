@@ -499,8 +499,6 @@ class Leading:
         """Join the leader that called, change to it, or pass; or have it come here."""
         leader, fragment, joining = called.leader, self._fragment, self._joining
         shunned = self._pacemaker.shuns(leader, fragment.here.head(), now)
-        if not shunned:
-            joining.caller = leader
         if fragment.open_roster is not None:
             self._meet(called, shunned, now)
         elif shunned:
