@@ -52,6 +52,7 @@ PASSED_ON: dict[str, tuple[str, ...]] = {
     "effect.name": (),
     "str(event['event'])": (),
     "event.name": (),
+    "fields.pop('event')": (),
     "message.name": (),
     "note.event": (),
     "event.kind": ("crash", "leave", "pause", "partition", "join", "order"),

@@ -101,14 +101,10 @@ class Publisher(Service):
         return code == 0
 
     def _report(self, fields: dict[str, Any]) -> None:
-        name = fields.pop("event")
-        if name != "publish_failed":
-            self._failed = ""
-        elif fields["text"] == self._failed:
-            return
-        else:
-            self._failed = fields["text"]
-        self._peer.event(name, **fields)
+        failed = fields["text"] if fields["event"] == "publish_failed" else ""
+        if not failed or failed != self._failed:
+            self._peer.event(fields.pop("event"), **fields)
+        self._failed = failed
 
 
 @dataclass(frozen=True, slots=True)

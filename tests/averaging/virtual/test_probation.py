@@ -116,8 +116,8 @@ def _leaders_name_nobody(patch: pytest.MonkeyPatch) -> None:
 def _merges_of_others_count(patch: pytest.MonkeyPatch) -> None:
     plain = Probation.saw_merged
 
-    def saw(self, contributors, live, now):  # type: ignore[no-untyped-def]
-        plain(self, live, live, now)
+    def saw(self, contributors, live, now, *, met):  # type: ignore[no-untyped-def]
+        plain(self, live, live, now, met=met)
 
     patch.setattr(Probation, "saw_merged", saw)
 

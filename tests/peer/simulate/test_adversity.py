@@ -67,5 +67,5 @@ def test_an_amendment_reaches_all_peers_from_one_and_counts_two_versions_later()
 
 def test_an_order_that_cannot_be_is_refused_at_once() -> None:
     order = {"kind": "order", "at_s": 20.0, "amends": ["outer.coder=f32"]}
-    with pytest.raises(BadExperiment, match=r"outer\.codec"):
+    with pytest.raises(BadExperiment, match=r"outer\.coder is not .*did you mean 'codec'"):
         ran(event=[order])

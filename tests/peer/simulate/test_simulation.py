@@ -120,7 +120,7 @@ def test_embeddings_and_head_travel_in_codecs_of_their_own() -> None:
 
 
 def test_settings_are_checked_and_an_unknown_one_names_its_neighbours() -> None:
-    with pytest.raises(BadExperiment, match=r"rounds\.qorum is no setting.*rounds\.quorum"):
+    with pytest.raises(BadExperiment, match=r"rounds\.qorum is not .*did you mean 'quorum'"):
         parse("[rounds]\nqorum = 3")
     with pytest.raises(BadExperiment, match="not valid TOML"):
         parse("[peers")
