@@ -255,14 +255,6 @@ class FragmentRounds(Fragment):
         """A contribution of this peer of which it is not known whether it is merged."""
         return self.doubting.doubt
 
-    def is_called(self, now: float) -> bool:
-        """True if a leader waits for this peer's join."""
-        return self.joining.is_called(now)
-
-    def wants_a_round(self, now: float) -> bool:
-        """True if this peer is due, or called, and nothing is under way."""
-        return self.joining.wants_a_round(now)
-
     def alone_until(self, now: float) -> float | None:
         """When this peer begins to merge by itself; ``None``: it does, or others train."""
         if self.standing is None or self.peers.others_train(now):
@@ -285,7 +277,7 @@ class FragmentRounds(Fragment):
             case inputs.Progressed():
                 self.pace.step, self.pace.step_time_s = given.step, given.step_time_s
                 self._ask_who_is_back()
-                if not given.waits and self.wants_a_round(now):
+                if not given.waits and self.joining.wants_a_round(now):
                     self.joining.due(now)
             case inputs.Tick():
                 self._tick(now)

@@ -69,7 +69,7 @@ class Turns:
             if not is_free(machine.fragment):
                 continue
             del self._turned_away[machine.fragment]
-            if machine.wants_a_round(now):
+            if machine.joining.wants_a_round(now):
                 return machine
         return None
 
@@ -82,7 +82,7 @@ def holder_that_gives_way(
     It is the last in order of the holders of which nothing is committed; ``None`` if there is none
     after ``called``.
     """
-    if not called.is_called(now):
+    if not called.joining.is_called(now):
         return None
     behind = [m for m in holders if m.phase in UNCOMMITTED and rank(m) > rank(called)]
     return max(behind, key=rank, default=None)

@@ -70,7 +70,7 @@ def test_settings_follow_from_the_version_that_a_round_makes() -> None:
 def test_a_paused_machine_begins_no_round_and_goes_on_afterwards() -> None:
     rounds = following(machine(), PAUSED)
     assert not of(rounds.handle(Due(), 1.0), TakeSnapshot)
-    assert not rounds.wants_a_round(1.0)
+    assert not rounds.joining.wants_a_round(1.0)
     following(rounds, RoundOrders(stamp=Stamp(8, b"8" * 16), encoded=b"eight"))
     assert of(rounds.handle(Due(), 2.0), TakeSnapshot)
 

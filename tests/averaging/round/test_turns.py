@@ -104,7 +104,7 @@ def test_a_fragment_that_gives_way_takes_its_join_back_and_stays_due() -> None:
     rounds.handle(GiveWay("another goes first"), 1.1)
     assert rounds.phase is Phase.IDLE
     assert rounds.open_roster is None
-    assert rounds.wants_a_round(1.2)
+    assert rounds.joining.wants_a_round(1.2)
     assert any(isinstance(effect, TakeSnapshot) for effect in rounds.handle(Due(), 1.2))
 
 
@@ -113,6 +113,6 @@ def test_a_call_that_was_answered_by_a_closed_roster_is_over() -> None:
     call(rounds, 1.0)
     rounds.handle(GiveWay("no place"), 1.0)
     rounds.pace.due_time.closed(rounds.pace.step, 24)
-    assert rounds.wants_a_round(1.1)
+    assert rounds.joining.wants_a_round(1.1)
     rounds.handle(Received(ANNA, said.Closed(0, 1, b"r" * 32)), 1.2)
-    assert not rounds.wants_a_round(1.3)
+    assert not rounds.joining.wants_a_round(1.3)
