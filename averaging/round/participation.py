@@ -381,7 +381,7 @@ class Participation:
             return
         for index, complete in sorted(coordinator.complete.items()):
             peer = self.reducers[index]
-            sent = self.entry in coordinator.expected and index not in self.slices.tries
+            sent = self.entry is not None and index not in self.slices.tries
             if sent and self.entry not in complete and not self._peers.is_down(peer, now):
                 reason = f"it has not got slice {index} of my upload, which I sent"
                 self._emit(Strike("withheld", {"peer": peer, "reason": reason}))

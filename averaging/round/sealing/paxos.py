@@ -134,7 +134,7 @@ class Coordinator:
         self.commit = commit
         self.ballot = ballot
         self.reducers = reducers
-        self.expected = set(range(len(commit.members)))
+        self._members = range(len(commit.members))
         self.complete: dict[int, set[int]] = {}
         self.refused: dict[int, dict[int, str]] = {}
         self.gone: dict[int, str] = {}
@@ -231,9 +231,8 @@ class Coordinator:
             self.deadline = min(self.deadline, now + self._policy.margin_s)
         if self.phase not in (BallotPhase.PREPARING, BallotPhase.GATHERING):
             return
-        members = len(self.commit.members)
-        self.complete[slice_index] = {index for index in complete if index < members}
-        self.refused[slice_index] = {i: reason for i, reason in refused if i < members}
+        self.complete[slice_index] = set(complete).intersection(self._members)
+        self.refused[slice_index] = {i: reason for i, reason in refused if i in self._members}
         self.consider(now)
 
     def declined(self, peer: PeerId, reason: str, now: float, *, absent: bool) -> None:
@@ -466,7 +465,7 @@ class Coordinator:
         """Propose a seal as soon as no more uploads can complete."""
         if self.phase is not BallotPhase.GATHERING:
             return
-        waiting = self.expected & may_still_upload(self.commit, self.gone)
+        waiting = may_still_upload(self.commit, self.gone)
         if not self._are_settled(waiting.intersection(self.commit.voters)):
             return
         if self._are_settled(waiting):
@@ -492,7 +491,7 @@ class Coordinator:
 
     def _is_lost(self, complete: tuple[int, ...], now: float) -> bool:
         """True if the uploads that the new reducer of a sealed slice lacks went with the dead."""
-        lacking = set(range(len(self.commit.members))).difference(complete)
+        lacking = set(self._members).difference(complete)
         gone = all(self._is_down(self.commit.members[index].peer, now) for index in lacking)
         return gone and not lacking.isdisjoint(self.value or VOID)
 
@@ -511,7 +510,7 @@ class Coordinator:
                 for index, peer in enumerate(self.reducers)
                 if peer != reducer
             ]
-            elsewhere = self.expected.intersection(*others) if others else set()
+            elsewhere = set(self._members).intersection(*others) if others else set()
             lacks = elsewhere - complete
             if len(lacks) < 2 or 2 * len(lacks) < len(elsewhere):
                 continue
@@ -523,7 +522,7 @@ class Coordinator:
     def _seal(self, why: str, now: float) -> None:
         if self._replace_obstructors(now):
             return
-        everywhere = set(self.expected)
+        everywhere = set(self._members)
         for slice_index in range(len(self.reducers)):
             everywhere &= self.complete.get(slice_index, set())
         left_out = self._left_out(everywhere)
