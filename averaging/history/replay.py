@@ -194,11 +194,10 @@ def advance(
 class ReplayLog:
     """The last rounds of one fragment that lead to its peer's state, limited in bytes."""
 
-    def __init__(self, *, bytes_max: int, version: int, lineage: Lineage) -> None:
+    def __init__(self, *, bytes_max: int, lineage: Lineage) -> None:
         self.bytes_max = bytes_max
         self.size_bytes = 0
         self._entries: deque[ReplayEntry] = deque()
-        self._version = version
         self._lineage = lineage
         self._before_folds: tuple[int, Lineage, Float32s] | None = None
         """Version, lineage and theta of the state that was folded first, while it is recent."""
@@ -210,11 +209,11 @@ class ReplayLog:
     def append(self, entry: ReplayEntry, lineage: Lineage) -> None:
         """Keep a round that was applied and led to ``lineage``, and drop the oldest if needed."""
         if entry.parent != self._lineage:
-            self.restart(entry.version, lineage)
+            self.restart(lineage)
             return
         self._entries.append(entry)
         self.size_bytes += entry.size_bytes
-        self._version, self._lineage = entry.version, lineage
+        self._lineage = lineage
         while self.size_bytes > self.bytes_max:
             self.size_bytes -= self._entries.popleft().size_bytes
 
@@ -224,11 +223,11 @@ class ReplayLog:
             if each is entry:
                 self._entries[index] = ReplayEntry(entry.head, payload)
 
-    def restart(self, version: int, lineage: Lineage) -> None:
+    def restart(self, lineage: Lineage) -> None:
         """Forget all rounds, because a meld, a fold or a download changed the state."""
         self._entries.clear()
         self.size_bytes = 0
-        self._version, self._lineage = version, lineage
+        self._lineage = lineage
         self._before_folds, self._has_folded = None, False
 
     def fold(self, before: FragmentState, after: FragmentState, *, versions_max: int) -> None:
@@ -240,7 +239,7 @@ class ReplayLog:
         first = self._before_folds
         if not self._has_folded:
             first = before.version, before.lineage, before.theta
-        self.restart(after.version, after.lineage)
+        self.restart(after.lineage)
         self._has_folded = True
         if first is not None and after.version - first[0] <= versions_max:
             self._before_folds = first

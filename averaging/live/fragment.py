@@ -130,9 +130,9 @@ class FragmentWork:
         settings, layout = self.averager.settings, self.averager.terms.layout
         share = settings.replay_bytes_max * self.fragment.size // layout.size
         if self.replay is None:
-            self.replay = ReplayLog(bytes_max=share, version=state.version, lineage=state.lineage)
+            self.replay = ReplayLog(bytes_max=share, lineage=state.lineage)
         else:
-            self.replay.restart(state.version, state.lineage)
+            self.replay.restart(state.lineage)
 
     async def put_away(self, files: StateFiles) -> bool:
         """Move the state's numbers from memory to files. ``False``: there is no room for them."""
@@ -544,7 +544,7 @@ class FragmentWork:
         self.follow(state)
         assert self.replay is not None
         if exchange.parts.commit.melds:
-            self.replay.restart(state.version, state.lineage)
+            self.replay.restart(state.lineage)
         else:
             head = ReplayHead(exchange.parts.encoded_commit, effect.seal, effect.digests)
             self.keep_for_replay(ReplayEntry(head, exchange.parts.merged_bytes), state.lineage)

@@ -37,11 +37,10 @@ class Route:
 class Traffic:
     """One peer's streams of one round: decides, and remembers what it decided."""
 
-    def __init__(self, enter: Enter, *, me: PeerId) -> None:
+    def __init__(self, enter: Enter) -> None:
         self.enter = enter
         self.commit: Commit = enter.commit
         self.entry = enter.entry
-        self._me = me
         delegate = None if self.entry is None else self.commit.members[self.entry].delegate
         self.rides = delegate is not None
         """True if the own contribution travels in a delegate's bundle, or not at all."""

@@ -65,7 +65,6 @@ class DueTime:
         """If true, any call is answered: it may be the last one."""
         self.every = 1
         """k: takes part in every k-th version."""
-        self._fragment = fragment
         self._last_version: int | None = None
         self._last_step = step
         self._took_part_at: deque[int] = deque(maxlen=ROUNDS_COUNTED)

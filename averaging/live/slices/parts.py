@@ -162,7 +162,7 @@ class Parts:
         self.commit = enter.commit
         self.entry = enter.entry
         self.me = workshop.me
-        self.traffic = Traffic(enter, me=workshop.me)
+        self.traffic = Traffic(enter)
         self.entered_at = now
         self.end_at = now + enter.commit.round_s
         self.tally = Tally()

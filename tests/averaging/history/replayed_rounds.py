@@ -93,7 +93,7 @@ def round_after(
 def lived(rounds: int, codec: str = "int8") -> tuple[FragmentState, FragmentState, ReplayLog]:
     """Return the first state, the last one, and the log of a member of all rounds."""
     first = state = founded()
-    log = ReplayLog(bytes_max=1 << 30, version=0, lineage=state.lineage)
+    log = ReplayLog(bytes_max=1 << 30, lineage=state.lineage)
     for _ in range(rounds):
         entry = round_after(state, codec=codec)
         entry.check(SIZES, Scratch())

@@ -188,7 +188,7 @@ def test_the_log_leads_from_any_state_it_knows() -> None:
 def test_the_log_keeps_within_its_bytes_and_forgets_the_oldest() -> None:
     first, last, log = lived(5)
     each = log.size_bytes // 5
-    small = ReplayLog(bytes_max=3 * each + 10, version=0, lineage=first.lineage)
+    small = ReplayLog(bytes_max=3 * each + 10, lineage=first.lineage)
     for entry, link in zip(log.since(0, first.lineage) or (), last.chain.since(0), strict=True):
         small.append(entry, link.lineage)
         assert small.size_bytes <= small.bytes_max
@@ -201,7 +201,7 @@ def test_the_log_keeps_within_its_bytes_and_forgets_the_oldest() -> None:
 
 def test_a_log_of_no_bytes_keeps_nothing_and_knows_its_state() -> None:
     first, last, log = lived(2)
-    empty = ReplayLog(bytes_max=0, version=0, lineage=first.lineage)
+    empty = ReplayLog(bytes_max=0, lineage=first.lineage)
     for entry, link in zip(log.since(0, first.lineage) or (), last.chain.since(0), strict=True):
         empty.append(entry, link.lineage)
 
@@ -212,7 +212,7 @@ def test_a_log_of_no_bytes_keeps_nothing_and_knows_its_state() -> None:
 
 def test_nothing_leads_across_a_restart() -> None:
     first, last, log = lived(2)
-    log.restart(9, bytes(32))
+    log.restart(bytes(32))
 
     assert log.since(0, first.lineage) is None
     assert log.since(2, last.lineage) is None
@@ -231,7 +231,7 @@ def test_an_entry_that_does_not_follow_restarts_the_log() -> None:
 def test_folds_leave_the_theta_that_they_began_with_while_it_is_recent() -> None:
     """A peer that trained alone offers its work since then again, if it gives way."""
     first = founded()
-    log = ReplayLog(bytes_max=1 << 20, version=first.version, lineage=first.lineage)
+    log = ReplayLog(bytes_max=1 << 20, lineage=first.lineage)
     state = first
     for version in range(1, 5):
         before, state = state, replace(state, version=version, lineage=bytes([version]) * 32)
@@ -241,7 +241,7 @@ def test_folds_leave_the_theta_that_they_began_with_while_it_is_recent() -> None
         assert log.theta_at(before.version, before.lineage) is (kept if version == 1 else None)
         assert log.since(before.version, before.lineage) is None, "a fold cannot be replayed"
 
-    log.restart(state.version, state.lineage)
+    log.restart(state.lineage)
     after = replace(state, version=5, lineage=bytes([5]) * 32)
     log.fold(state, after, versions_max=3)
     assert log.theta_at(state.version, state.lineage) is state.theta

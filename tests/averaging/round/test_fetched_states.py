@@ -86,19 +86,19 @@ def test_rounds_are_replayed_while_that_is_no_larger_than_the_state() -> None:
 
 def test_work_since_the_parting_is_offered_again_unless_others_go_on_with_it() -> None:
     rebase = Rebase(BORIS, 2, HEAVY.lineage)
-    kept = ReplayLog(bytes_max=0, version=SHARED.version, lineage=SHARED.lineage)
+    kept = ReplayLog(bytes_max=0, lineage=SHARED.lineage)
     fork = fork_of(rebase, MINE, HEAVY, LIFE, kept, stale_max=4)
     assert fork is not None and fork.shared == SHARED
     assert fork_of(rebase, MINE, HEAVY, LIFE, kept, stale_max=0) is None
     assert fork_of(rebase, MINE, HEAVY, LIFE, None, stale_max=4) is None
-    later = ReplayLog(bytes_max=0, version=MINE.version, lineage=MINE.lineage)
+    later = ReplayLog(bytes_max=0, lineage=MINE.lineage)
     assert fork_of(rebase, MINE, HEAVY, LIFE, later, stale_max=4) is None
     assert fork_of(rebase, None, HEAVY, LIFE, kept, stale_max=4) is None
     catch_up = CatchUp(BORIS, 2, HEAVY.lineage)
     assert fork_of(catch_up, MINE, HEAVY, LIFE, kept, stale_max=4) is None
     followed = msgspec.structs.replace(rebase, others_follow=True)
     assert fork_of(followed, MINE, HEAVY, LIFE, kept, stale_max=4) is None
-    folded = ReplayLog(bytes_max=0, version=SHARED.version, lineage=SHARED.lineage)
+    folded = ReplayLog(bytes_max=0, lineage=SHARED.lineage)
     folded.fold(EARLIER, MINE, versions_max=4)
     fork = fork_of(rebase, MINE, HEAVY, LIFE, folded, stale_max=4)
     assert fork is not None and fork.theta is EARLIER.theta

@@ -27,7 +27,7 @@ def traffic(me: PeerId, commit: Commit = SITES, *, gives: bool = True) -> Traffi
     encoded = said.encode_commit(commit)
     slices = tuple(i for i, peer in enumerate(commit.reducers) if peer == me)
     enter = Enter(said.digest(encoded), commit, encoded, bytes(64), commit.index(me), slices)
-    made = Traffic(enter, me=me)
+    made = Traffic(enter)
     made.gives = gives
     return made
 
