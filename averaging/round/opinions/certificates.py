@@ -205,19 +205,6 @@ class Certificates:
         signers = frozenset(self._kept.get(link, ()))
         return bool(signers) and self._are_enough(signers, now, by_one=by_one)
 
-    def would_certify(self, link: Link, signatures: Signatures, now: float) -> bool:
-        """True if these signatures certify a link, whatever is known of it; nothing is kept.
-
-        For links of others' histories that this peer does not go to.
-        """
-        claim = self._claim(link)
-        signers = {
-            peer
-            for peer, signature in signatures
-            if self.counts(peer, now) and self._id.verify(peer, claim, signature)
-        }
-        return bool(signers) and self._are_enough(frozenset(signers), now)
-
     def _are_enough(self, signers: frozenset[PeerId], now: float, *, by_one: bool = False) -> bool:
         electorate = self._electorate(now)
         signed = len(electorate & signers)
