@@ -167,9 +167,6 @@ class PeerTable:
     _read_at: dict[str, float] = field(default_factory=dict)
     """Time at which each bucket was last read."""
 
-    _quiet: set[str] = field(default_factory=set)
-    """Buckets whose last reading returned exactly the known peers."""
-
     _present_before: dict[PeerId, Member] = field(default_factory=dict)
     _news: set[PeerId] = field(default_factory=set)
     """Members that a record said to have come or to leave since the last look for changes."""
@@ -295,13 +292,9 @@ class PeerTable:
         if member is not None:
             self._members[peer] = replace(member, failed_at=now)
 
-    def was_read(self, bucket: str, now: float, *, quiet: bool = False) -> None:
-        """Note that a bucket was read. ``quiet``: with exactly the known peers."""
+    def was_read(self, bucket: str, now: float) -> None:
+        """Note that a bucket was read."""
         self._read_at[bucket] = now
-        if quiet:
-            self._quiet.add(bucket)
-        else:
-            self._quiet.discard(bucket)
 
     # --- conclusions -----------------------------------------------------------------------
 
@@ -478,7 +471,7 @@ class PeerTable:
         return tuple(kept)
 
     def buckets_due(self, now: float) -> tuple[str, ...]:
-        """The part of ``buckets_to_read`` that cannot wait: not quiet buckets without peers.
+        """The part of ``buckets_to_read`` that cannot wait.
 
         Buckets with peers are read each time: a record may be a heartbeat old when it is read, and
         has to last until the reading after the next, in case the next one misses it. Peers that
@@ -496,17 +489,13 @@ class PeerTable:
         def rests_until(bucket: str) -> float:
             # Heartbeats come a little early or late: every other one, or every eighth.
             beats = 1.5 if deeper or len(bucket) <= depth else 7.5
-            return self._read_at[bucket] + beats * self.settings.heartbeat_s
+            return self._read_at.get(bucket, -math.inf) + beats * self.settings.heartbeat_s
 
         return tuple(
             bucket
             for bucket in self.buckets_to_read(now)
-            if bucket in with_unheard or not self.is_quiet(bucket) or rests_until(bucket) <= now
+            if bucket in with_unheard or rests_until(bucket) <= now
         )
-
-    def is_quiet(self, bucket: str) -> bool:
-        """Say whether the last reading of a bucket returned exactly the known peers."""
-        return bucket in self._quiet
 
     def misses_a_peer(self, bucket: str, now: float) -> bool:
         """Say whether a peer of this bucket would expire before the next reading is over."""
@@ -585,7 +574,6 @@ class PeerTable:
         self._drop([peer for peer, each in self._members.items() if each.last_sign_at < longest])
         oldest = now - 10 * self.settings.expiry_s
         self._read_at = {bucket: at for bucket, at in self._read_at.items() if at >= oldest}
-        self._quiet &= self._read_at.keys()
 
     def forget_lost(self, now: float) -> None:
         """Drop all lost peers."""

@@ -170,28 +170,24 @@ class BucketReading:
         settled = now >= self._unsettled_until and bool(table.live(now))
 
         async def read(bucket: str) -> None:
-            quick = settled and table.is_quiet(bucket)
+            key = bucket_key(run, bucket)
             async with at_once:
                 try:
-                    newcomers = await self._look_up(bucket_key(run, bucket), quick=quick)
-                    if quick and table.misses_a_peer(bucket, this.now()):
-                        newcomers += await self._look_up(bucket_key(run, bucket), quick=False)
+                    await self._look_up(key, quick=settled)
+                    if settled and table.misses_a_peer(bucket, this.now()):
+                        await self._look_up(key, quick=False)
                 except DhtError:
                     return
-            read_at = this.now()
-            quiet = not newcomers and not table.misses_a_peer(bucket, read_at)
-            table.was_read(bucket, read_at, quiet=quiet)
+            table.was_read(bucket, this.now())
 
         async with asyncio.TaskGroup() as group:
             for bucket in table.buckets_due(now) if settled else table.buckets_to_read(now):
                 group.create_task(read(bucket))
 
-    async def _look_up(self, key: str, *, quick: bool) -> int:
-        """Take the records under a key. Returns the number of peers that were not known before."""
+    async def _look_up(self, key: str, *, quick: bool) -> None:
+        """Take the records under a key."""
         this = self._this
         this.stats.look_ups += 1
         found = await this.host.directory.look_up(key, timeout_s=DIRECTORY_TIMEOUT_S, quick=quick)
-        newcomers = sum(peer != this.id and this.table.get(peer) is None for peer in found)
         for peer in sorted(found):
             self._intake.take(found[peer], peer=peer, key=key)
-        return newcomers

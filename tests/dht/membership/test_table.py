@@ -320,7 +320,7 @@ def test_look_ups_are_bounded_at_every_depth(depth: int, limit: int, reads: list
 
 
 @pytest.mark.parametrize(("others", "waits_s"), [(1, 75.0), (41, 75.0), (42, 15.0), (63, 15.0)])
-def test_a_quiet_bucket_without_anybody_is_read_at_every_other_heartbeat_or_every_eighth(
+def test_a_bucket_without_anybody_is_read_at_every_other_heartbeat_or_every_eighth(
     others: int, waits_s: float
 ) -> None:
     """Every other, where a swarm half as large again writes there: 64 peers fill a bucket."""
@@ -329,28 +329,24 @@ def test_a_quiet_bucket_without_anybody_is_read_at_every_other_heartbeat_or_ever
         swarm.record(peer, 0.0, sequence=1)
     assert set(swarm.table.buckets_due(0.0)) == {"", "0", "1"}
     for bucket in ("", "0", "1"):
-        swarm.table.was_read(bucket, 0.0, quiet=True)
+        swarm.table.was_read(bucket, 0.0)
     for peer in crowd(others):
         swarm.record(peer, waits_s - 10.0, sequence=2)
     assert swarm.table.buckets_due(waits_s - 0.1) == ("",)
     assert set(swarm.table.buckets_due(waits_s)) == {"", "0", "1"}
 
-    swarm.table.was_read("0", waits_s, quiet=False)  # it told of somebody new, or missed somebody
-    swarm.table.was_read("1", waits_s, quiet=True)
-    assert set(swarm.table.buckets_due(waits_s + 0.1)) == {"", "0"}
 
-
-def test_a_quiet_bucket_is_read_at_every_other_heartbeat_if_all_its_peers_were_heard() -> None:
+def test_a_bucket_is_read_at_every_other_heartbeat_if_all_its_peers_were_heard() -> None:
     swarm = TableOfRecords()
     anna, boris = crowd(2)
     for peer in (anna, boris):
         swarm.record(peer, 0.0, sequence=1)
         swarm.table.heard(peer.peer_id, 5.0)
     for bucket in ("", "0", "1"):
-        swarm.table.was_read(bucket, 5.0, quiet=True)
+        swarm.table.was_read(bucket, 5.0)
     assert swarm.table.buckets_due(19.9) == ()
     assert swarm.table.buckets_due(20.1) == ("",)
-    swarm.table.was_read("", 20.1, quiet=True)
+    swarm.table.was_read("", 20.1)
     swarm.table.heard(anna.peer_id, 20.1)
     assert swarm.table.buckets_due(30.0) == ("",), "boris may be live, and was not heard"
     swarm.table.heard(boris.peer_id, 30.0)
