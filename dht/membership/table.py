@@ -31,10 +31,8 @@ from dht.identity import PeerId, RunId
 from dht.membership.hello import PASSED_MAX, Passed
 from dht.records import PeerRecord, Reason, Rejected, Sealed, check
 
-DEPTH_MAX = 16
-PROBE_DEPTH_MAX = 10
-"""Depth to which a peer that knows no other reads along its own prefix: 2^10 buckets are enough
-for 65 000 peers."""
+DEPTH_MAX = 10
+"""Depth of the buckets of 65 000 peers, eight times as many as a table has."""
 
 ESTABLISHED_AFTER_S = 30.0
 """Time for which a peer has to be known before it may have a role in a round."""
@@ -462,7 +460,7 @@ class PeerTable:
         beside.sort(key=self._unread_order)
         if not any(self._is_live(m, now) for m in self._members.values()):
             # No peer is known: the swarm may be large, with all records deeper than depth 1.
-            path = [bucket_of(self.me, probe) for probe in range(PROBE_DEPTH_MAX + 1)]
+            path = [bucket_of(self.me, probe) for probe in range(DEPTH_MAX + 1)]
             beside = [*path, *(bucket for bucket in beside if bucket not in path)]
             at_depth = [bucket for bucket in at_depth if bucket not in path]
         limit = self.settings.look_ups_max
@@ -510,14 +508,7 @@ class PeerTable:
 
     def _longest_unread(self, depth: int) -> list[str]:
         # A level that is too large to read whole is read in turns, the own bucket always first.
-        limit = self.settings.look_ups_max
-        if 2**depth <= 64 * limit:
-            level = [f"{number:0{depth}b}" if depth else "" for number in range(2**depth)]
-        else:  # too many to list: only the buckets that share the own first bits
-            shared = depth - int(math.log2(64 * limit))
-            start = bucket_of(self.me, shared)
-            width = depth - shared
-            level = [f"{start}{number:0{width}b}" for number in range(2**width)]
+        level = [f"{number:0{depth}b}" if depth else "" for number in range(2**depth)]
         own = bucket_of(self.me, depth)
         return sorted(level, key=lambda bucket: (bucket != own, *self._unread_order(bucket)))
 

@@ -8,7 +8,6 @@ from dht.addresses import pack, parse
 from dht.identity import Identity
 from dht.membership.table import (
     DEPTH_MAX,
-    PROBE_DEPTH_MAX,
     Change,
     MembershipSettings,
     PeerTable,
@@ -284,7 +283,7 @@ def test_a_newcomer_finds_the_depth_of_a_large_swarm() -> None:
     depth = depth_for(count)
     swarm = TableOfRecords()
     first = swarm.table.buckets_to_read(0.0)
-    assert {bucket_of(ME.peer_id, probe) for probe in range(PROBE_DEPTH_MAX + 1)} <= set(first)
+    assert {bucket_of(ME.peer_id, probe) for probe in range(DEPTH_MAX + 1)} <= set(first)
 
     for beat in range(4):
         cost = read_everything(swarm, others, depth, 10.0 * beat)
