@@ -53,14 +53,12 @@ class Dialler:
     """Opens connections, and knows which peers are connected and which ones answered a dial."""
 
     def __init__(self, this: ThisPeer, seeds: Sequence[Multiaddr]) -> None:
-        self.connected: set[PeerId] = set()
-        """Connected peers, as of the last look and of what was dialled since."""
+        self.connected: dict[PeerId, str | None] = {}
+        """Connected peers, as of the last look and of what was dialled since, and the network of
+        each, if that is known."""
 
         self._this = this
         self._seed_peers = frozenset(peer_of(seed) for seed in seeds)
-        self._networks: dict[PeerId, str | None] = {}
-        """Networks from which peers were connected at the last look."""
-
         self._answered = BoundedMapping[PeerId, None]("answered", ANSWERED_MAX, worth=by_age)
         self._tried = BoundedMapping[PeerId, tuple[object, float]](
             "tried addresses", MET_MAX, worth=by_age
@@ -75,8 +73,7 @@ class Dialler:
     async def look(self) -> tuple[Connection, ...]:
         """Take note of the present connections. Raises ``HostClosed``."""
         connections = await self._this.host.connections()
-        self.connected = {c.peer for c in connections}
-        self._networks = {c.peer: network_of(c.address) for c in connections}
+        self.connected = {c.peer: network_of(c.address) for c in connections}
         for connection in connections:
             if (ip := ip_of(connection.address)) is not None:
                 self._met_at.renew(ip, None)
@@ -170,7 +167,7 @@ class Dialler:
 
     def network_of(self, peer: PeerId) -> str | None:
         """The network from which a peer is connected, as of the last look."""
-        return self._networks.get(peer)
+        return self.connected.get(peer)
 
     def is_known(self, peer: PeerId) -> bool:
         """Say whether this peer dials others for ``peer``: for members and peers it has dialled."""

@@ -15,7 +15,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Iterable
 
 import msgspec
 
@@ -27,6 +27,7 @@ from dht.limits import Rate
 from dht.membership import hello as wire
 from dht.membership.admission import Admission, banned_names, role_of, told
 from dht.membership.credentials import Refused, signer_of
+from dht.presence.dialler import Dialler
 from dht.presence.this_peer import CALL_TIMEOUT_S, KeptFile, ThisPeer
 from dht.records import Sealed
 
@@ -54,17 +55,12 @@ class Door:
     """One peer's admission, asked and kept up to date over its host."""
 
     def __init__(
-        self,
-        this: ThisPeer,
-        admission: Admission,
-        budget: Rate[PeerId],
-        *,
-        connected: Callable[[], Collection[PeerId]],
+        self, this: ThisPeer, dialler: Dialler, admission: Admission, budget: Rate[PeerId]
     ) -> None:
         self.admission = admission
         self._this = this
         self._budget = budget
-        self._connected = connected
+        self._dialler = dialler
         path, events = this.settings.directives_path, this.events
         self._file = KeptFile(path, "the owner's directives", events, max_bytes=FILE_MAX_BYTES)
         self._asking: dict[PeerId, asyncio.Event] = {}
@@ -304,7 +300,7 @@ class Door:
 
     async def _compare(self, *, has_news: bool) -> None:
         """Compare with every connected member after news, else with one, and with new ones."""
-        connected = set(self._connected())
+        connected = set(self._dialler.connected)
         members = sorted(peer for peer in connected if self._this.table.get(peer) is not None)
         self._compared &= connected
         chosen = [peer for peer in members if has_news or peer not in self._compared]

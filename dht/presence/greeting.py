@@ -183,7 +183,7 @@ class Greeting:
         if reply.yours:
             self.intake.take(reply.yours, peer=this.id)
         self._take_hello(peer, reply.record, reply.passed)
-        self.dialler.connected.add(peer)
+        self.dialler.connected.setdefault(peer)
         if run is not None and peer not in this.table:
             # Others pass this peer's record on to a bootstrap peer. A peer that is alone is
             # forgotten there unless it is back before that ends.

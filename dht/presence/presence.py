@@ -106,9 +106,9 @@ class Presence:
         if profile.run is not None:
             self._door = Door(
                 this,
+                self._dialler,
                 admission or Admission(Terms(profile.run)),
                 Rate.in_a_minute(settings.calls_per_minute),
-                connected=lambda: self._dialler.connected,
             )
             table.judge = self._door.judge
         self._run_files = RunFiles(this, self._dialler, budget)
@@ -308,7 +308,7 @@ class Presence:
         self._intake.report_changes()
         now = this.now()
         this.table.forget(now)
-        await self._kept.save_if_due(this.table, this.own.sequence)
+        await self._kept.save(this.table, this.own.sequence, if_due=True)
 
     async def _refresh(self) -> None:
         """Look at the own addresses and connections. Raises ``HostClosed``."""

@@ -27,7 +27,7 @@ from dht.membership.seeds import (
     SeedPlanner,
     Source,
 )
-from dht.membership.table import Member, PeerTable
+from dht.membership.table import PeerTable
 from dht.presence.dial_back import ReachabilityChecks
 from dht.presence.dialler import Dialler
 from dht.presence.greeting import Greeting
@@ -102,7 +102,7 @@ class Seeking:
                 this.events.tell("nobody_answered", str(report), addresses=addresses)
             return
         planner.succeeded(seed, now=this.now())
-        self._dialler.connected.add(seed.peer)
+        self._dialler.connected.setdefault(seed.peer)
         if not self._told_connected:
             self._told_connected = True
             this.events.tell("connected", f"connected to {seed.address}", peer=seed.peer)
@@ -149,24 +149,26 @@ class KeptPeers:
         self._kept: frozenset[PeerId] = frozenset()
 
     async def load(self) -> PeerCache | None:
-        """Read the file of an earlier session of the same run. Call this before ``save_if_due``."""
+        """Read the file of an earlier session of the same run. Call this before ``save``."""
         self._due_at = asyncio.get_running_loop().time() + SAVE_EVERY_S
         cache = await self._file.read(decode_cache)
         return cache if cache is not None and cache.run == (self._run or "") else None
 
-    async def save_if_due(self, table: PeerTable, sequence: int) -> None:
-        """Save if the last time is long ago, or if few peers are kept and a new one was met."""
-        met = _met(table)
+    async def save(self, table: PeerTable, sequence: int, *, if_due: bool = False) -> None:
+        """Keep the peers that answered this one, the latest first.
+
+        ``if_due``: only if the last time is long ago, or few are kept and a new one was met.
+        """
+        now = asyncio.get_running_loop().time()
+        met = [
+            member
+            for member in table
+            if member.heard_at is not None and member.reachable is not False and member.addresses
+        ]
         missing = len(self._kept) < FEW and any(each.peer not in self._kept for each in met)
-        if missing or asyncio.get_running_loop().time() >= self._due_at:
-            await self._save(met, sequence)
-
-    async def save(self, table: PeerTable, sequence: int) -> None:
-        """Keep the peers that answered this one, the latest first."""
-        await self._save(_met(table), sequence)
-
-    async def _save(self, met: list[Member], sequence: int) -> None:
-        self._due_at = asyncio.get_running_loop().time() + SAVE_EVERY_S
+        if if_due and not missing and now < self._due_at:
+            return
+        self._due_at = now + SAVE_EVERY_S
         self._kept = frozenset(member.peer for member in met)
         if not met:
             return  # those kept by an earlier session may yet come back
@@ -174,15 +176,6 @@ class KeptPeers:
         addresses = [with_peer(at, member.peer) for member in met for at in member.addresses]
         cache = PeerCache(self._run or "", sequence, list(map(str, addresses[:CACHED_MAX])))
         await self._file.write(msgspec.json.format(msgspec.json.encode(cache), indent=1) + b"\n")
-
-
-def _met(table: PeerTable) -> list[Member]:
-    """The members that have answered this peer and can be dialled."""
-    return [
-        member
-        for member in table
-        if member.heard_at is not None and member.reachable is not False and member.addresses
-    ]
 
 
 def decode_cache(data: bytes) -> PeerCache:
