@@ -614,7 +614,6 @@ dht.libp2p.hivemind_directory.HivemindDirectory._connected
 dht.libp2p.hivemind_directory.HivemindDirectory._not_nodes
 dht.membership.reachability.Proximity.present
 dht.presence.dialler.Dialler.connected
-dht.presence.dialler.Dialler._networks
 dht.presence.door.Door._let_in
 dht.presence.door.Door._compared
 dht.presence.greeting.Greeting._not_to_greet""",
@@ -678,8 +677,7 @@ peer.extras.hosting.run_pages.RunPages._runs""",
     "contributors that were news, MET_MAX of them": """
 peer.extras.site.keepers_page.Record.met""",
     "buckets, as deep as the number of members needs, that this peer has read lately": """
-dht.membership.table.PeerTable._read_at
-dht.membership.table.PeerTable._quiet""",
+dht.membership.table.PeerTable._read_at""",
     "half for the first that came, half a sample by a rank that only this node can compute": """
 dht.record_keeper._Shelf.entries
 dht.record_keeper.RecordKeeper._shelves
