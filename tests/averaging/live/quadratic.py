@@ -18,9 +18,7 @@ from averaging.guard.door import Defences
 from averaging.guard.kept_proofs import ProofShelf
 from averaging.guard.loss_gate import LossGate
 from averaging.guard.spot_checking import Judge
-from averaging.history.adoption import Parting
 from averaging.history.state import FragmentState
-from averaging.live.learner_port import Progress, Snapshot
 from averaging.live.settings import AveragerSettings, RunTerms
 from averaging.live.states.state_files import StateFiles
 from averaging.numbers.arrays import Float32s
@@ -39,7 +37,7 @@ from dht.host import Messaging
 from dht.identity import PeerId, RunId, verify
 from dht.memory.host import MemoryHost, MemoryNetwork, identity_of
 from tests.averaging.virtual.membership import Everybody
-from tests.averaging.virtual.truth import Learner
+from tests.averaging.virtual.truth import Learner, Port
 
 RUN = RunId("quadratic")
 
@@ -84,8 +82,8 @@ def start_of(layout: Layout) -> list[FragmentState]:
     ]
 
 
-class QuadraticLearner:
-    """A ``LearnerPort``. ``train`` makes a step now and then; nothing ever waits for averaging."""
+class QuadraticLearner(Port):
+    """``train`` makes a step now and then; nothing ever waits for averaging."""
 
     def __init__(
         self,
@@ -97,15 +95,11 @@ class QuadraticLearner:
         rate: float = 0.05,
         states: Sequence[FragmentState] = (),
     ) -> None:
+        super().__init__(step_time_s=step_time_s, batch_tokens=batch_tokens)
         self.layout = layout
-        self.step_time_s = step_time_s
-        self.batch_tokens = batch_tokens
         self.rate = rate
         self.is_noisy = True
         """Without, a step of a million values takes a tenth of the time."""
-        self.rests = False
-        """True while the learner makes no steps: it is at a safe point all the time."""
-        self.step = 0
         self.went_through: list[tuple[int, int]] = []
         """Fragments and versions on the way of a replay."""
         self.wants_the_way = False
@@ -113,9 +107,7 @@ class QuadraticLearner:
         self.on_step: Callable[[], object] = lambda: None
         """Called after each step, as the doorbell of a trainer calls the agent."""
         self._training: asyncio.Task[None] | None = None
-        self._stepped = asyncio.Event()
         self._rng = np.random.default_rng(seed)
-        self.parts: dict[int, Learner] = {}
         self.walked = {f.index: np.zeros(f.size, np.float32) for f in layout.fragments}
         """The sum of all steps made."""
         self.targets = [
@@ -132,9 +124,6 @@ class QuadraticLearner:
         self.on_step = peer.stepped
         self._training = asyncio.get_running_loop().create_task(self.train())
 
-    def rest(self) -> None:
-        self.rests = True
-
     def end(self) -> None:
         if self._training is not None:
             self._training.cancel()
@@ -148,8 +137,7 @@ class QuadraticLearner:
 
     def train_once(self) -> None:
         self.step += 1
-        self._stepped.set()
-        self._stepped = asyncio.Event()
+        self.stepped()
         for fragment, part in self.parts.items():
             before = part.values.copy()
             part.train(self.rate)
@@ -177,57 +165,14 @@ class QuadraticLearner:
 
     # LearnerPort
 
-    def progress(self) -> Progress:
-        return Progress(
-            step=self.step,
-            tokens=self.step * self.batch_tokens,
-            step_time_s=self.step_time_s,
-            batch_tokens_max=self.batch_tokens,
-        )
-
-    async def snapshot(self, fragment: int, *, timeout_s: float) -> Snapshot | None:
-        part = self.parts.get(fragment)
-        if part is None:
-            return None
-        assert part.snapshot is None, "one snapshot at a time"
-        # The next safe point is the end of the step that is under way.
-        try:
-            async with asyncio.timeout(timeout_s):
-                if not self.rests:
-                    await self._stepped.wait()
-        except TimeoutError:
-            return None
-        offer = part.offer()
-        assert part.snapshot is not None
-        return Snapshot(
-            base=part.base,
-            values=part.snapshot,
-            base_version=offer.base_version,
-            base_lineage=offer.base_lineage,
-            mark=offer.mark,
-            steps=offer.steps,
-            tokens=offer.tokens,
-        )
-
     def adopt(self, fragment: int, state: FragmentState, *, contained: int | None) -> None:
         if fragment in self.parts:
-            self.parts[fragment].adopt(state, contained=contained)
+            super().adopt(fragment, state, contained=contained)
         else:
             self._begin(state)
 
-    def rebase(self, fragment: int, state: FragmentState, parting: Parting) -> int | None:
-        return self.parts[fragment].rebase(state, parting)
-
-    def discard(self, fragment: int, state: FragmentState, *, reason: str) -> None:
-        self.parts[fragment].discard(state)
-
     def passed(self, fragment: int, state: FragmentState) -> None:
         self.went_through.append((fragment, state.version))
-
-    def moved(self, fragment: int, before: FragmentState, after: FragmentState) -> None:
-        own = self.parts[fragment].own
-        if own.base is before.theta:
-            own.base = after.theta
 
     def misses_base(self, fragment: int) -> bool:
         return self.wants_the_way
@@ -237,7 +182,7 @@ class QuadraticLearner:
 
     def release(self, fragment: int) -> None:
         self.released += 1
-        self.parts[fragment].release()
+        super().release(fragment)
 
 
 class Peer(virtual.Peer):

@@ -7,7 +7,6 @@ the seed.
 
 from __future__ import annotations
 
-import asyncio
 import math
 import random
 from collections import Counter, defaultdict
@@ -23,11 +22,10 @@ import numpy as np
 from averaging.guard.door import Defences
 from averaging.guard.kept_proofs import Verdict
 from averaging.guard.rules.proofs import Proof
-from averaging.history.adoption import Parting
 from averaging.history.parent_maps import ParentMap
 from averaging.history.standing import Standing, sealed_parents
 from averaging.history.state import FragmentState
-from averaging.live.learner_port import Progress, Snapshot
+from averaging.live.learner_port import Snapshot
 from averaging.live.settings import RunTerms, topic_of
 from averaging.messages import Commit, Message
 from averaging.numbers.arrays import Float32s
@@ -47,7 +45,7 @@ from averaging.virtual.peer import Peer, PeerPlan, Watch
 from dht.identity import PeerId
 from dht.memory.network import CALM, Weather
 from tests.averaging.virtual.membership import Everybody
-from tests.averaging.virtual.truth import FRAGMENT, LAYOUT, Broken, Learner, Truth, Work
+from tests.averaging.virtual.truth import FRAGMENT, LAYOUT, Broken, Learner, Port, Truth, Work
 
 POLICY = RoundPolicy(
     quorum=QuorumPolicy(wait_s=10.0, gamma=0.5, tau=3.0),
@@ -76,25 +74,18 @@ OTHER_LAYOUT = Layout.build(
 """Another model of the same size. Who has it is of another run, as a round with others shows."""
 
 
-class ExactLearner:
+class ExactLearner(Port):
     """A ``Learner`` of ``truth`` as an averager sees it: one fragment, a safe point per step."""
 
     def __init__(self, swarm: Swarm, plan: PeerPlan, learner: Learner) -> None:
-        self.learner = learner
+        super().__init__(step_time_s=plan.step_time_s, batch_tokens=learner.tokens_per_step)
+        self.learner = self.parts[0] = learner
         self._swarm = swarm
-        self._plan = plan
         self._peer: Peer | None = None
-        self._rests = False
-        self._stepped = asyncio.Event()
-
-    # ``averaging.virtual.peer.Learner``
 
     def begin(self, peer: Peer) -> None:
         self._peer = peer
-        self._swarm.call_in(self._plan.step_time_s, self._step)
-
-    def rest(self) -> None:
-        self._rests = True
+        self._swarm.call_in(self.step_time_s, self._step)
 
     def end(self) -> None:
         self._peer = None
@@ -103,73 +94,29 @@ class ExactLearner:
         peer = self._peer
         if peer is None:
             return
-        if self._rests:
-            self._stepped.set()
+        if self.rests:
+            self.stepped()
         elif not peer.sleeps:
             self.learner.train()
-            self._stepped.set()
-            self._stepped = asyncio.Event()
+            self.step = self.learner.step
+            self.stepped()
             peer.stepped()
             if self._swarm.gives_way(peer):
                 peer.take(GiveWay("another fragment goes first"))
-        self._swarm.call_in(self._plan.step_time_s, self._step)
-
-    # ``averaging.live.learner_port.LearnerPort``
-
-    def progress(self) -> Progress:
-        learner = self.learner
-        return Progress(
-            step=learner.step,
-            tokens=learner.step * learner.tokens_per_step,
-            step_time_s=self._plan.step_time_s,
-            batch_tokens_max=learner.tokens_per_step,
-        )
+        self._swarm.call_in(self.step_time_s, self._step)
 
     async def snapshot(self, fragment: int, *, timeout_s: float) -> Snapshot | None:
-        try:
-            async with asyncio.timeout(timeout_s):
-                await self._stepped.wait()
-        except TimeoutError:
+        made, peer = await super().snapshot(fragment, timeout_s=timeout_s), self._peer
+        if made is None or peer is None:
             return None
-        learner, peer = self.learner, self._peer
-        if peer is None:
-            return None
-        offer = learner.offer()
-        assert learner.snapshot is not None
-        begin = offer.mark - offer.steps
-        work = Work(peer.name, peer.incarnation, begin, offer.mark, offer.tokens)
+        begin = made.mark - made.steps
+        work = Work(peer.name, peer.incarnation, begin, made.mark, made.tokens)
         self._swarm.truth.offered(work)
-        return Snapshot(
-            base=learner.base,
-            values=learner.snapshot,
-            base_version=offer.base_version,
-            base_lineage=offer.base_lineage,
-            mark=offer.mark,
-            steps=offer.steps,
-            tokens=offer.tokens,
-        )
-
-    def adopt(self, fragment: int, state: FragmentState, *, contained: int | None) -> None:
-        self.learner.adopt(state, contained=contained)
-
-    def rebase(self, fragment: int, state: FragmentState, parting: Parting) -> int | None:
-        return self.learner.rebase(state, parting)
+        return made
 
     def discard(self, fragment: int, state: FragmentState, *, reason: str) -> None:
         self._swarm.truth.coverage["discarded"] += 1
-        self.learner.discard(state)
-
-    def passed(self, fragment: int, state: FragmentState) -> None:
-        return
-
-    def moved(self, fragment: int, before: FragmentState, after: FragmentState) -> None:
-        return
-
-    def misses_base(self, fragment: int) -> bool:
-        return False
-
-    def release(self, fragment: int) -> None:
-        self.learner.release()
+        super().discard(fragment, state, reason=reason)
 
 
 class ProofsOnDisk:

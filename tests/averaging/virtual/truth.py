@@ -6,6 +6,7 @@ trains a handful of values, so that bits can be compared and every token followe
 
 from __future__ import annotations
 
+import asyncio
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ from averaging.history.adoption import OwnWork, Parting
 from averaging.history.parent_maps import ParentMaps
 from averaging.history.standing import Standing
 from averaging.history.state import FragmentState
+from averaging.live.learner_port import Progress, Snapshot
 from averaging.messages import Commit
 from averaging.numbers.arrays import Float32s
 from averaging.numbers.codec import Addends, Codec, Scratch
@@ -288,3 +290,79 @@ class Learner:
 
     def discard(self, state: FragmentState) -> None:
         self.own.discard(state, step=self.step).apply(self.values)
+
+
+class Port:
+    """A ``LearnerPort`` over a ``Learner`` of each fragment. Whoever trains them calls ``stepped``
+    after each step of all."""
+
+    def __init__(self, *, step_time_s: float, batch_tokens: int) -> None:
+        self.step_time_s = step_time_s
+        self.batch_tokens = batch_tokens
+        self.step = 0
+        self.rests = False
+        """True while the learner makes no steps: it is at a safe point all the time."""
+        self.parts: dict[int, Learner] = {}
+        self._stepped = asyncio.Event()
+
+    def rest(self) -> None:
+        self.rests = True
+
+    def stepped(self) -> None:
+        self._stepped.set()
+        self._stepped = asyncio.Event()
+
+    def progress(self) -> Progress:
+        return Progress(
+            step=self.step,
+            tokens=self.step * self.batch_tokens,
+            step_time_s=self.step_time_s,
+            batch_tokens_max=self.batch_tokens,
+        )
+
+    async def snapshot(self, fragment: int, *, timeout_s: float) -> Snapshot | None:
+        part = self.parts.get(fragment)
+        if part is None:
+            return None
+        assert part.snapshot is None, "one snapshot at a time"
+        # The next safe point is the end of the step that is under way.
+        try:
+            async with asyncio.timeout(timeout_s):
+                if not self.rests:
+                    await self._stepped.wait()
+        except TimeoutError:
+            return None
+        offer = part.offer()
+        assert part.snapshot is not None
+        return Snapshot(
+            base=part.base,
+            values=part.snapshot,
+            base_version=offer.base_version,
+            base_lineage=offer.base_lineage,
+            mark=offer.mark,
+            steps=offer.steps,
+            tokens=offer.tokens,
+        )
+
+    def adopt(self, fragment: int, state: FragmentState, *, contained: int | None) -> None:
+        self.parts[fragment].adopt(state, contained=contained)
+
+    def rebase(self, fragment: int, state: FragmentState, parting: Parting) -> int | None:
+        return self.parts[fragment].rebase(state, parting)
+
+    def discard(self, fragment: int, state: FragmentState, *, reason: str) -> None:
+        self.parts[fragment].discard(state)
+
+    def passed(self, fragment: int, state: FragmentState) -> None:
+        return
+
+    def moved(self, fragment: int, before: FragmentState, after: FragmentState) -> None:
+        own = self.parts[fragment].own
+        if own.base is before.theta:
+            own.base = after.theta
+
+    def misses_base(self, fragment: int) -> bool:
+        return False
+
+    def release(self, fragment: int) -> None:
+        self.parts[fragment].release()
