@@ -89,7 +89,7 @@ from averaging.numbers.arrays import Float32s
 from averaging.numbers.chunks import Cutting, leads_to, path_to
 from averaging.rules.electors import Electors
 from averaging.rules.reputation import Deed, Ground
-from dht.errors import HostClosed, StreamBroken
+from dht.errors import StreamBroken
 from dht.host import Stream
 from dht.identity import PeerId, RunId
 from dht.wrapped_host import refuse
@@ -382,10 +382,6 @@ class Auditing(Guard):
         place.idle_since = now
         try:
             await answer_requests(stream, REQUESTS, partial(self._answer_at, place, stream))
-        except BadMessage as error:
-            await refuse(stream, str(error), timeout_s=REFUSE_WITHIN_S)
-        except (StreamBroken, HostClosed):
-            self.counters["audits_broken"] += 1
         finally:
             self._served.leave(place)
 

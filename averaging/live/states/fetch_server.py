@@ -8,7 +8,6 @@ follow meanwhile; nothing else keeps it. The other side is ``averaging.live.stat
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager
@@ -37,13 +36,10 @@ from averaging.live.streams.questions import (
 from averaging.live.streams.threads import Threads
 from averaging.messages import BadMessage, Count, Digest, Index, Signatures, encode_signatures
 from averaging.rules.line_speed import LineSpeed
-from dht.errors import HostClosed, StreamBroken
 from dht.host import Messaging, Stream
 from dht.identity import PeerId, RunId
 from dht.limits import Rate
 from dht.wrapped_host import refuse
-
-logger = logging.getLogger(__name__)
 
 SERVED_MAX = 8
 """Streams served at once, in all."""
@@ -185,11 +181,6 @@ class FetchServer:
         reader = _Reader(stream, place, self._served, self._line)
         try:
             await answer_requests(stream, REQUESTS, partial(self._answer, reader))
-        except BadMessage as error:
-            self.counters["requests_refused"] += 1
-            await refuse(stream, str(error), timeout_s=REFUSE_WITHIN_S)
-        except (StreamBroken, HostClosed) as error:
-            logger.debug("fetch_broken peer=%s reason=%s", peer, error)
         finally:
             self._served.leave(place)
 

@@ -6,6 +6,7 @@ reason (``dht.wrapped_host.refuse``), after which the stream ends. One request f
 
 from __future__ import annotations
 
+import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, suppress
 from typing import TypeVar
@@ -18,6 +19,8 @@ from dht.errors import HostClosed, PeerUnreachable, StreamBroken
 from dht.host import Messaging, Stream
 from dht.identity import PeerId
 from dht.wrapped_host import REASON_MAX_BYTES, REFUSED, refuse
+
+logger = logging.getLogger(__name__)
 
 DATA = b"\x01"
 BUSY = b"\x03"
@@ -65,16 +68,18 @@ async def answer_requests(
 ) -> None:
     """Answer one request after the other until the other side ends.
 
-    ``answer`` may raise ``NotHere`` or ``Busy``, which is told. Raises ``BadMessage``,
-    ``StreamBroken`` or ``HostClosed``.
+    ``answer`` may raise ``NotHere``, ``BadMessage`` or ``Busy``, which is told, and the failures of
+    the network, which end it.
     """
     try:
         while (frame := await stream.receive(timeout_s=STALL_MAX_S)) is not None:
             await answer(read_request(frame, requests))
-    except NotHere as error:
+    except (NotHere, BadMessage) as error:
         await refuse(stream, str(error), timeout_s=REFUSE_WITHIN_S)
     except Busy:
         await tell_busy(stream)
+    except (StreamBroken, HostClosed) as error:
+        logger.debug("answers_broken peer=%s reason=%s", stream.remote, error)
 
 
 async def tell_busy(stream: Stream) -> None:

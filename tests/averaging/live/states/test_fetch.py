@@ -505,7 +505,7 @@ async def test_nobody_to_ask_and_nobody_who_has_it_are_told_apart() -> None:
 async def test_requests_of_any_bytes_are_refused_and_the_server_goes_on(seed: int) -> None:
     rng = np.random.default_rng(seed)
     state = state_of(8)
-    async with sources(MemoryNetwork(), state) as (fetcher, peers, _, servers, _):
+    async with sources(MemoryNetwork(), state) as (fetcher, peers, *_):
         for _ in range(50):
             size = int(rng.integers(0, 300))
             stream = await fetcher.host.open_stream(peers[0], fetch_protocol(RUN), timeout_s=5.0)
@@ -513,7 +513,6 @@ async def test_requests_of_any_bytes_are_refused_and_the_server_goes_on(seed: in
             answer = await stream.receive(timeout_s=5.0)
             assert answer is not None and answer[:1] == b"\x02"
             stream.abort()
-        assert servers[0].counters["requests_refused"] == 50
         assert same(await fetcher.state(0, VALUES, peers, trust=EVERYBODY, timeout_s=60.0), state)
 
 
