@@ -19,7 +19,6 @@ from averaging.errors import BadPayload, BulkRefused
 from averaging.history.claims import (
     STATEMENT_MAX_BYTES,
     Claim,
-    Statement,
     claimed,
     decode_statement,
 )
@@ -320,23 +319,13 @@ class Parts:
     async def receive_upload(self, bulk: Bulk, index: int, members: Sequence[int]) -> Received:
         """Receive and check an upload of these members' work, the first of whom sends it."""
         sent = await self.receive_maps(bulk, index)
-        growing = GrowingBytes(self.room_for(bulk, self.cutting.upload_size(index)))
-        leaves: list[bytes] = []
-
-        def measure(chunk: Chunk, part: memoryview) -> float:
-            leaves.append(digest_of(part))
-            self.numbers.up.check(chunk, part, self.threads.scratch())
-            return self.square_chunk(chunk, part)
-
-        squares = await _receive_behind(bulk, growing, self.as_it_grows(index, growing, measure))
-        statement = await _statement(bulk)
-        said = claimed(statement, root_of(leaves))
+        data = self.room_for(bulk, self.cutting.upload_size(index))
+        squares, leaves = await self._receive_pieces(bulk, index, data, merged=False)
+        said = await self._receive_claim(bulk, index, root_of(leaves), merged=False)
         if (said.by, said.members) != (members[0], tuple(sorted(members))):
             raise BadPayload(self.commit.codec, "its claim is about another upload")
-        self.evidence.check(index, said, merged=False)
-        self._workshop.heard_claim(self.encoded_commit, index, said, False)
         maps = await self._read_maps(sent, members)
-        return Received(growing.data, said, maps or {}, await self.upload_norm(index, squares))
+        return Received(data, said, maps or {}, await self.upload_norm(index, squares))
 
     async def receive_merged(self, bulk: Bulk, index: int, data: memoryview) -> bytes:
         """Receive a merged slice that somebody else made, and check it before it is used.
@@ -345,16 +334,7 @@ class Parts:
         """
         sent = await self.receive_maps(bulk, index)
         maps = await self._read_maps(sent)
-        leaves: list[bytes] = []
-
-        def check(chunk: Chunk, part: memoryview) -> float:
-            leaves.append(digest_of(part))
-            self.numbers.down.check(chunk, part, self.threads.scratch())
-            return float(self.numbers.down.squares(chunk, part).sum())
-
-        arriving = GrowingBytes(data)
-        checking = self.as_it_grows(index, arriving, check, merged=True)
-        squares = await _receive_behind(bulk, arriving, checking)
+        squares, leaves = await self._receive_pieces(bulk, index, data, merged=True)
         reason = await self._norm_objection(index, math.sqrt(squares))
         if reason is not None:
             raise BadPayload(self.commit.codecs[1], reason)
@@ -362,12 +342,37 @@ class Parts:
             leaves.append(digest_of(sent))
             if not self.maps:
                 self.have_maps(maps, bytes(sent))
-        said = claimed(await _statement(bulk), root_of(leaves))
-        self.evidence.check(index, said, merged=True)
-        self._workshop.heard_claim(self.encoded_commit, index, said, True)
+        said = await self._receive_claim(bulk, index, root_of(leaves), merged=True)
         self.evidence.merged.setdefault(index, said)
         self.evidence.merged_leaves.setdefault(index, leaves)
         return said.made
+
+    async def _receive_pieces(
+        self, bulk: Bulk, index: int, data: memoryview, *, merged: bool
+    ) -> tuple[float, list[bytes]]:
+        """Receive the bytes of a slice and check them as they come. Returns their squared norm, and
+        the digests of the pieces."""
+        leg, leaves = self.numbers.down if merged else self.numbers.up, list[bytes]()
+
+        def check(chunk: Chunk, part: memoryview) -> float:
+            leaves.append(digest_of(part))
+            leg.check(chunk, part, self.threads.scratch())
+            return float(leg.squares(chunk, part).sum())
+
+        arriving = GrowingBytes(data)
+        checking = self.as_it_grows(index, arriving, check, merged=merged)
+        return await _receive_behind(bulk, arriving, checking), leaves
+
+    async def _receive_claim(self, bulk: Bulk, index: int, made: bytes, *, merged: bool) -> Claim:
+        """Receive what the sender says of bytes with this digest. Raises ``BadPayload``."""
+        try:
+            statement = decode_statement(await bulk.receive_frame(STATEMENT_MAX_BYTES))
+        except BadMessage as error:
+            raise BadPayload("slice", str(error)) from error
+        said = claimed(statement, made)
+        self.evidence.check(index, said, merged=merged)
+        self._workshop.heard_claim(self.encoded_commit, index, said, merged)
+        return said
 
     async def _norm_objection(self, index: int, merged: float) -> str | None:
         """The reason not to take a merged slice of this norm. The cheap bound comes first."""
@@ -426,14 +431,6 @@ class Parts:
         if data is None:
             return None
         return await self.threads.run_on(len(data), read_maps, data, self.commit, members)
-
-
-async def _statement(bulk: Bulk) -> Statement:
-    """Receive what is said behind a slice. Raises ``BadPayload``."""
-    try:
-        return decode_statement(await bulk.receive_frame(STATEMENT_MAX_BYTES))
-    except BadMessage as error:
-        raise BadPayload("slice", str(error)) from error
 
 
 def _sum_over(
