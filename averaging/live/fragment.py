@@ -23,7 +23,7 @@ from averaging.live.following import Following
 from averaging.live.learner_port import LearnerPort, Progress, Snapshot
 from averaging.live.services import Services
 from averaging.live.slices.exchange import Exchange
-from averaging.live.slices.parts import FragmentFacts, Tally
+from averaging.live.slices.parts import FragmentFacts
 from averaging.live.slices.reducing import Reducing
 from averaging.live.states.state_files import StateFiles
 from averaging.messages import Commit, Head
@@ -611,19 +611,17 @@ class FragmentWork:
             sent_bytes=tally.sent_bytes,
             received_bytes=tally.received_bytes,
             received_line_bytes=tally.received_line_bytes,
-            **self._by_site(commit, tally),
+            **self._by_site(commit),
         )
 
-    def _by_site(self, commit: Commit, tally: Tally) -> dict[str, Any]:
-        """Delegates by rider, and bytes received by sender; empty without sites."""
+    def _by_site(self, commit: Commit) -> dict[str, Any]:
+        """Delegates by rider; empty without sites."""
         carried = {
             entry.peer: commit.members[entry.delegate].peer
             for entry in commit.members
             if entry.delegate is not None
         }
-        if not carried:
-            return {}
-        return {"delegates": carried, "received_from": tally.received_from()}
+        return {"delegates": carried} if carried else {}
 
 
 def _is_put_away(state: FragmentState, files: StateFiles) -> bool:

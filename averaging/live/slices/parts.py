@@ -62,8 +62,8 @@ class Tally:
     encoded_at: float | None = None
     merged_at: float | None = None
     refused: dict[PeerId, str] = field(default_factory=dict)
-    _sent: Counter[PeerId] = field(default_factory=Counter)
-    _received: Counter[PeerId] = field(default_factory=Counter)
+    _sent: int = 0
+    _received: int = 0
     _packed_away: int = 0
     _open: list[Bulk] = field(default_factory=list)
 
@@ -75,30 +75,23 @@ class Tally:
             yield
         finally:
             self._open.remove(bulk)
-            self._sent[bulk.remote] += bulk.sent_bytes
-            self._received[bulk.remote] += bulk.received_bytes
+            self._sent += bulk.sent_bytes
+            self._received += bulk.received_bytes
             self._packed_away += bulk.stream.saved_bytes[1]
 
     @property
     def sent_bytes(self) -> int:
-        return self._sent.total() + sum(bulk.sent_bytes for bulk in self._open)
+        return self._sent + sum(bulk.sent_bytes for bulk in self._open)
 
     @property
     def received_bytes(self) -> int:
-        return sum(self.received_from().values())
+        return self._received + sum(bulk.received_bytes for bulk in self._open)
 
     @property
     def received_line_bytes(self) -> int:
         """Bytes received as they were on the line: large frames are packed there."""
         saved = self._packed_away + sum(bulk.stream.saved_bytes[1] for bulk in self._open)
         return self.received_bytes - saved
-
-    def received_from(self) -> dict[PeerId, int]:
-        """Bytes received so far, by sender."""
-        found = self._received.copy()
-        for bulk in self._open:
-            found[bulk.remote] += bulk.received_bytes
-        return dict(found)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
