@@ -52,7 +52,7 @@ def test_a_new_codec_passes_the_tests_of_codecs() -> None:
     )
     assert ran.returncode == 0, ran.stdout + ran.stderr
     passed = re.search(r"(\d+) passed", ran.stdout)
-    assert passed is not None and int(passed[1]) > 100, ran.stdout
+    assert passed is not None and int(passed[1]) > 50, ran.stdout
 
 
 if __name__ == "__main__":
