@@ -703,8 +703,6 @@ averaging.guard.rules.witness._Round.votes
 averaging.guard.rules.witness._Round.promises
 averaging.live.slices.evidence.Uploads.shown
 averaging.live.slices.parts.Tally.refused
-averaging.live.slices.parts.Tally._sent
-averaging.live.slices.parts.Tally._received
 averaging.live.slices.parts.Parts._shown
 averaging.round.participation.Participation._finished_by
 averaging.round.participation.Participation._void_said_by
