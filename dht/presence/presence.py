@@ -230,7 +230,7 @@ class Presence:
 
     @property
     def facts(self) -> PeerRecord:
-        """What the own record says of this peer, but for the addresses.
+        """The content of the own record, but for the addresses.
 
         The others learn a change at the next heartbeat, which comes at once for one of ``trains``.
         """

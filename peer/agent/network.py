@@ -233,7 +233,7 @@ class Network:
         self.dialled = asyncio.Event()
         """Set when it is known whether other peers can dial this one."""
         self.told: dict[PeerId, Told] = {}
-        """What live peers told of themselves last."""
+        """The last words of live peers about themselves."""
         self._seat = seat
         self._guest = guest
         self._view = view

@@ -37,7 +37,7 @@ class Judged:
     better: OuterState
     """The mean, where they could not be measured."""
     newest_loss: float | None
-    """In nats per token of the run's held-out data; ``None``: not measured."""
+    """Nats per token of the run's held-out data; ``None``: not measured."""
     average_loss: float | None
     text: str
 
