@@ -537,7 +537,7 @@ class Joining:
         elif not was_called or not self._follows(message.version, now):
             self._fragment.count("stale_answer")
             return
-        elif was_called and self._fragment.phase is Phase.WANTED:
+        elif self._fragment.phase is Phase.WANTED:
             self._fragment.note("too_late", leader=sender)
             self.become_idle("the roster closed without me", retry=False)
         if not knows_round:

@@ -357,9 +357,9 @@ def transfer_s(
 
     ``shares``: of the reducers; ``speeds``: of lines, as joins name them, 0 for an unknown one.
     """
-    slowest_s = 0.0
+    slowest_s, whole = 0.0, sum(shares.values())
     for peer in (*roster, *shares):
-        share = shares.get(peer, 0) / sum(shares.values())
+        share = shares.get(peer, 0) / whole
         # Sent as a member, and received as a reducer; as many go back.
         moved = encoded_bytes * ((1.0 - share) + (len(roster) - 1) * share)
         speed = speeds.get(peer) or policy.slow_link_bytes_s

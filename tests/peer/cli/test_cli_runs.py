@@ -21,7 +21,6 @@ import pytest
 from averaging.history.state import FragmentState
 from averaging.numbers.layout import Layout, TensorSpec
 from dht.identity import Identity
-from peer import cli
 from peer.cli import taking_part
 from peer.cli.application import json_text
 from peer.errors import NobodyMet, RunNotFound
@@ -40,18 +39,13 @@ from peer.storage.home import OUTER, default_directory, occupied
 from peer.storage.outer_state import outer_content
 from peer.trainer.needs import needs_of
 from peer.trainer.settings import JoinSettings
+from tests.peer.commands_said import said
 from tests.peer.run_file.whole import whole
 from tests.peer.statuses import a_status
 
 PEER = Identity.from_seed(bytes(32)).peer_id
 
 COMMIT = "0123456789" * 4
-
-
-def said(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> tuple[int, str, str]:
-    code = cli.run(arguments)
-    output, errors = capsys.readouterr()
-    return code, output, errors
 
 
 # --- run files --------------------------------------------------------------------------------

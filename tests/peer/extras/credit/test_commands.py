@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from dht.identity import Identity
-from peer import cli
 from peer.extras.credit.accounting import wire
 from peer.extras.credit.reading import save_tally
 from peer.run_file.sections import RunFile
 from peer.storage.home import occupied
+from tests.peer.commands_said import said
 from tests.peer.extras.credit.accounting.books import a_tally
 
 RUN = RunFile(name="ours")
@@ -26,12 +26,6 @@ def folder(tmp_path: Path) -> Path:
         Identity.load_or_create(where / "identity.key")
         save_tally(where, wire.encode(a_tally(run=RUN.run_id)))
     return where
-
-
-def said(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> tuple[int, str, str]:
-    code = cli.run(arguments)
-    output, errors = capsys.readouterr()
-    return code, output, errors
 
 
 def test_contributors_are_listed_with_their_share(

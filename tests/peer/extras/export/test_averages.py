@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import numpy as np
@@ -14,7 +12,6 @@ import pytest
 import safetensors
 
 from averaging.messages import Link
-from peer import cli
 from peer.extras.export.averages import averaged
 from peer.extras.export.card import RunFacts, card
 from peer.model.recipes import build_model
@@ -22,6 +19,7 @@ from peer.run_file.sections import RunFile, TextData
 from peer.storage.checkpoint import CheckpointFolder
 from peer.storage.home import OUTER
 from peer.storage.outer_state import OuterState, load_outer, outer_content
+from tests.peer.commands_said import record, said
 from tests.peer.extras.export.exported_run import ANNA, RUN, save_run
 
 TEXTS = msgspec.structs.replace(
@@ -62,20 +60,6 @@ def save_all(folder: Path, steps: Sequence[float], run: RunFile = TEXTS) -> None
         )
     (folder / "data").mkdir()
     (folder / "data" / "a.txt").write_text("A text of a run, quite long. " * 5000)
-
-
-def said(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> tuple[int, str, str]:
-    capsys.readouterr()
-    code = cli.run(arguments)
-    output, errors = capsys.readouterr()
-    return code, output, errors
-
-
-def record(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
-    code, output, errors = said([*arguments, "--json"], capsys)
-    assert code == 0, errors
-    found: dict[str, Any] = json.loads(output)
-    return found
 
 
 def test_the_average_is_the_mean_of_the_checkpoints_under_a_name_of_its_own(tmp_path: Path) -> None:

@@ -15,7 +15,6 @@ from blake3 import blake3
 from safetensors import safe_open
 
 from averaging.history.merged_map import MergedMap
-from peer import cli
 from peer.errors import NotWritten, Unusable
 from peer.extras.export.card import Measured, RunFacts, card, facts_in_folder, spread
 from peer.extras.export.folder import RUN_FILE, Export, check_exportable, write_folder
@@ -27,6 +26,7 @@ from peer.run_file.sections import CustomModel, RunFile
 from peer.storage.checkpoint import CheckpointFolder
 from peer.storage.home import OUTER
 from peer.storage.outer_state import OuterState, load_outer
+from tests.peer.commands_said import said
 from tests.peer.extras.export.exported_run import LLAMA, RUN, save_run, trained_model
 from tests.peer.full_disk import files_of_at_most
 
@@ -40,12 +40,6 @@ def run_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("peer")
     save_run(folder)
     return folder
-
-
-def said(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> tuple[int, str, str]:
-    code = cli.run(arguments)
-    output, errors = capsys.readouterr()
-    return code, output, errors
 
 
 def load(folder: Path) -> tuple[Any, Any]:

@@ -8,7 +8,6 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import pytest
@@ -17,6 +16,7 @@ import torch
 from peer import cli
 from peer.extras.use.commands import harmless
 from peer.run_file.sections import FilesData, FileSource, TextData
+from tests.peer.commands_said import record, said
 from tests.peer.extras.export.exported_run import RUN, save_run
 
 TEXTS = msgspec.structs.replace(
@@ -53,20 +53,6 @@ def test_a_model_that_the_file_does_not_describe_is_no_traceback(
         assert code == 4 and errors.count("\n") == 1
         assert "these are not the parameters of the model that the file of run" in errors
         assert "bias: (2,) here, absent there; blocks.0." in errors
-
-
-def said(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> tuple[int, str, str]:
-    capsys.readouterr()
-    code = cli.run(arguments)
-    output, errors = capsys.readouterr()
-    return code, output, errors
-
-
-def record(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
-    code, output, errors = said([*arguments, "--json"], capsys)
-    assert code == 0, errors
-    found: dict[str, Any] = json.loads(output)
-    return found
 
 
 def test_a_run_and_its_export_say_the_same(
