@@ -178,7 +178,7 @@ class Meetings:
 
 
 class Told(NamedTuple):
-    """The part of a peer's status that is kept; anybody may have a status of any size."""
+    """The part of a peer's status that is kept: a peer may send a status of any size."""
 
     at: float
     founding: str

@@ -179,7 +179,7 @@ class Saver:
 
 
 def is_close(before: Sequence[int], versions: Sequence[int]) -> bool:
-    """Return whether a fragment has made fewer than ``APART`` versions. After a rollback the
-    versions are lower: these are no later ones of the same history."""
+    """Return whether a fragment has made fewer than ``APART`` versions since ``before``. Versions
+    that are lower were made after a rollback, and are not close."""
     made = [now - old for now, old in zip(versions, before, strict=False)]
     return bool(made) and 0 <= min(made) < APART
