@@ -178,11 +178,6 @@ def tables_of_audits() -> Iterator[Flood]:
     yield Flood(
         witness._rounds, {b"round": by(HONEST[0])}, lambda number: (number, by(key(number)))
     )
-    yield Flood(
-        witness._commits,
-        {(0, HONEST[0], 1, 1): "first"},
-        lambda number: ((0, key(number), 1, number), "another"),
-    )
 
 
 def tables_of_work() -> Iterator[Flood]:

@@ -701,6 +701,7 @@ peer.agent.peer.Peer.jumps""",
     "members of one roster, at most 64": """
 averaging.guard.rules.witness._Round.votes
 averaging.guard.rules.witness._Round.promises
+averaging.guard.rules.witness._Round.claims
 averaging.live.slices.evidence.Uploads.shown
 averaging.live.slices.parts.Tally.refused
 averaging.live.slices.parts.Parts._shown

@@ -59,7 +59,7 @@ from averaging.guard.rules.proofs import (
     size_of_data,
 )
 from averaging.guard.rules.spot_checks import BACK_MAX
-from averaging.guard.rules.witness import Witness
+from averaging.guard.rules.witness import Proved, Witness
 from averaging.history.claims import Claim, authors, decode_claims, encode_claims, hash_of
 from averaging.history.readings import Reading, decode_reading, encode_reading
 from averaging.live.guard import Gate, Guard
@@ -729,9 +729,9 @@ class Auditing(Guard):
     def saw_claim(self, encoded: bytes, index: int, said: Claim, merged: bool) -> None:
         self._prove(self._witness.sees_claim(encoded, index, said, merged=merged))
 
-    def _prove(self, proofs: Iterable[Proof]) -> None:
-        for proof in proofs:
-            self.convict(check(proof, self._court), proof)
+    def _prove(self, proved: Iterable[Proved]) -> None:
+        for guilty, proof in proved:
+            self.convict(guilty, proof)
 
     # Proofs
 

@@ -61,10 +61,6 @@ class Claim(_Part, frozen=True):
     def statement(self) -> Statement:
         return Statement(self.by, self.members, self.sources, self.signature)
 
-    def same_subject(self, other: Claim) -> bool:
-        """True if an honest peer makes one of the two claims at most, unless they are equal."""
-        return (self.by, self.members) == (other.by, other.members)
-
 
 Claims: TypeAlias = Annotated[tuple[Claim, ...], Meta(max_length=64)]
 

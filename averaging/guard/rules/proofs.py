@@ -2,9 +2,8 @@
 
 ``FalseMerge``: a reducer, or a site's delegate, has signed a claim (``averaging.history.claims``)
 whose bytes do not follow from its sources. The proof holds the commit, the claims, and for one
-piece of the slice the uploads and the result. ``TwoClaims``, ``TwoVotes`` and ``TwoCommits``: a
-peer has signed two different statements where an honest one makes one. ``DeniedVote``: it has
-signed a vote, and that it has not voted so.
+piece of the slice the uploads and the result. ``Contradiction``: a peer has signed two different
+claims, votes or commits where an honest one makes one, or a vote, and that it has not voted so.
 
 ``check`` trusts nobody: not the author of the proof, nor the round's leader. All that it believes
 is signed by the accused peer; the bytes are those whose digests it has signed. So a peer that
@@ -22,7 +21,7 @@ On the wire a proof is a head of bounded size and, of a ``FalseMerge``, the byte
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, TypeAlias
 
@@ -35,12 +34,13 @@ from averaging.errors import BadPayload, NotFinite
 from averaging.history.claims import (
     Claim,
     Claims,
+    Sources,
     Subject,
     Verify,
     authors,
     hash_of,
-    is_signed,
     is_signed_by,
+    text,
 )
 from averaging.messages import (
     BadMessage,
@@ -99,70 +99,97 @@ class FalseMerge(_Head, frozen=True, kw_only=True):
     """Digests of the piece of each source, in order; then of the piece of the result."""
 
 
-class TwoClaims(_Head, frozen=True, kw_only=True):
-    """Two claims of one peer about one slice."""
+class _Statement(Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag=True):
+    """What a peer has signed."""
 
-    commit: EncodedCommit
-    slice: Index
-    merged: bool
-    first: Claim
-    second: Claim
-
-
-class Vote(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """A seal that a peer has signed for one ballot, as its proposer or as an acceptor."""
-
-    seal: Indices
+    by: Peer
     signature: Signature
 
 
-class TwoVotes(_Head, frozen=True, kw_only=True):
-    """Two seals that one peer has signed in one ballot."""
+class SignedVote(_Statement, frozen=True):
+    """A seal for one ballot, as its proposer or an acceptor signs it."""
 
-    peer: Peer
     round: Digest
     ballot: Ballot
-    first: Vote
-    second: Vote
+    seal: Indices
+
+    @property
+    def text(self) -> bytes:
+        return messages.vote(self.round, self.ballot, self.seal)
+
+    @property
+    def once(self) -> Hashable:
+        """An honest peer signs one vote with this."""
+        return self.round, self.ballot
 
 
-class Promised(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """A promise to the coordinator of a ballot, as its voter signed it."""
+class SignedPromise(_Statement, frozen=True):
+    """A promise to the coordinator of a ballot."""
 
+    round: Digest
     ballot: Ballot
     accepted_ballot: Ballot | None
     accepted: Indices
-    signature: Signature
+
+    @property
+    def text(self) -> bytes:
+        last = self.accepted_ballot, self.accepted
+        return messages.promise_text(self.round, self.ballot, *last)
+
+    def denies(self, vote: SignedVote) -> bool:
+        """True if no honest peer makes both this promise and a vote in an earlier ballot.
+
+        A voter that made the promise first does not vote so later, and one that voted first says
+        so.
+        """
+        last = self.accepted_ballot
+        if vote.round != self.round:
+            return False
+        if last is None or last < vote.ballot:
+            return vote.ballot < self.ballot
+        return last == vote.ballot and self.accepted != vote.seal
 
 
-class DeniedVote(_Head, frozen=True, kw_only=True):
-    """A vote in an earlier ballot than that of a promise which does not tell of it.
+class SignedClaim(_Statement, frozen=True):
+    """A claim about a slice (``averaging.history.claims``)."""
 
-    A voter that made the promise first does not vote so later, and one that voted first says so.
-    """
+    subject: Subject
+    members: Indices
+    sources: Sources
+    made: Digest
 
-    peer: Peer
-    round: Digest
-    ballot: Ballot
-    vote: Vote
-    promise: Promised
+    @property
+    def text(self) -> bytes:
+        return text(self.subject, self.by, self.members, self.sources, self.made)
+
+    @property
+    def once(self) -> Hashable:
+        """An honest peer signs one claim with this."""
+        return self.subject, self.members
 
 
-class SignedBytes(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+class SignedCommit(_Statement, frozen=True):
     """A commit as its leader signed it."""
 
-    commit: EncodedCommit
-    signature: Signature
+    text: EncodedCommit
+
+    @property
+    def once(self) -> Hashable:
+        """An honest peer signs one commit with this. Raises ``BadMessage``."""
+        commit = messages.decode_commit(self.text)
+        return commit.fragment, commit.leader_incarnation, commit.nonce
 
 
-class TwoCommits(_Head, frozen=True, kw_only=True):
-    """Two commits that one leader has signed under one number."""
-
-    first: SignedBytes
-    second: SignedBytes
+Statement: TypeAlias = SignedVote | SignedPromise | SignedClaim | SignedCommit
 
 
-Contradiction: TypeAlias = TwoClaims | TwoVotes | TwoCommits | DeniedVote
+class Contradiction(_Head, frozen=True):
+    """Two statements of one peer of which an honest one signs one at most."""
+
+    first: Statement
+    second: Statement
+
+
 Head: TypeAlias = FalseMerge | Contradiction
 
 _encoder = msgspec.msgpack.Encoder()
@@ -220,6 +247,20 @@ class Court:
         newest = commit.directive.number
         numbers = range(newest, max(0, newest - DIRECTIVES_MAX), -1)
         return any(self.topic_after(number) == commit.topic for number in numbers)
+
+    def read(self, encoded: bytes) -> Commit:
+        """Decode a commit of this run. Raises ``BadProof``."""
+        try:
+            commit = messages.decode_commit(encoded)
+        except BadMessage as error:
+            raise BadProof(str(error)) from error
+        if not self.is_ours(commit) or commit.fragment >= len(self.layout.fragments):
+            raise BadProof("the commit is of another run, layout or fragment")
+        return commit
+
+    def has_signed(self, said: Statement) -> bool:
+        """True if the author of a statement has signed it."""
+        return self.verify(said.by, said.text, said.signature)
 
     def takes(self, said: Claim, subject: Subject, who: Sequence[PeerId]) -> bool:
         """True if the author of a claim, one of these peers, has signed it."""
@@ -293,7 +334,7 @@ class _Case:
 
     @classmethod
     def read(cls, head: FalseMerge, court: Court, cutting: Cutting | None = None) -> _Case:
-        commit = _commit(head.commit, court)
+        commit = court.read(head.commit)
         try:
             numbers = numbers_of(commit)
             fragment = court.layout.fragments[commit.fragment]
@@ -442,81 +483,31 @@ def _bundles(sources: Sequence[Claim]) -> dict[int, tuple[int, ...]]:
 # Two statements where an honest peer makes one
 
 
+def deed_of(first: Statement, second: Statement) -> str | None:
+    """Return what a peer has done that has signed both; ``None``: an honest peer may sign them."""
+    if first.by != second.by or first.text == second.text:
+        return None
+    match first, second:
+        case SignedVote(), SignedPromise() if second.denies(first):
+            return f"denied its vote in ballot {first.ballot}"
+        case SignedVote(), SignedVote() if first.once == second.once:
+            return f"signed two seals in ballot {first.ballot}"
+        case SignedClaim(), SignedClaim() if first.once == second.once:
+            what = "merged slices" if first.subject.merged else "uploads"
+            return f"signed two {what} of slice {first.subject.slice}"
+        case SignedCommit(), SignedCommit() if first.once == second.once:
+            return "signed two commits for one attempt"
+    return None
+
+
 def _conflict(head: Contradiction, court: Court) -> Guilty:
-    match head:
-        case TwoClaims():
-            return _two_claims(head, court)
-        case TwoVotes():
-            return _two_votes(head, court)
-        case TwoCommits():
-            return _two_commits(head, court)
-        case DeniedVote():
-            return _denied_vote(head, court)
-
-
-def _two_claims(head: TwoClaims, court: Court) -> Guilty:
-    commit = _commit(head.commit, court)
-    subject = Subject(messages.digest(head.commit), head.slice, head.merged)
-    first, second = head.first, head.second
-    if not first.same_subject(second):
-        raise BadProof("the two claims are about different uploads")
-    if (first.made, first.sources) == (second.made, second.sources):
-        raise BadProof("the two claims say the same")
-    if not all(is_signed(subject, commit, each, court.verify) for each in (first, second)):
-        raise BadProof("one of the claims is not signed by its author")
-    what = "merged slices" if head.merged else "uploads"
-    return Guilty(authors(commit)[first.by], f"signed two {what} of slice {head.slice}")
-
-
-def _two_votes(head: TwoVotes, court: Court) -> Guilty:
-    if head.first.seal == head.second.seal:
-        raise BadProof("the two votes are for the same seal")
-    for vote in (head.first, head.second):
-        said = messages.vote(head.round, head.ballot, vote.seal)
-        if not court.verify(head.peer, said, vote.signature):
-            raise BadProof("one of the votes is not signed")
-    return Guilty(head.peer, f"signed two seals in ballot {head.ballot}")
-
-
-def is_denied(promise: Promised, ballot: int, seal: tuple[int, ...]) -> bool:
-    """True if no honest peer makes both this promise and a vote for this seal in this ballot."""
-    if promise.accepted_ballot is None or promise.accepted_ballot < ballot:
-        return ballot < promise.ballot
-    return promise.accepted_ballot == ballot and promise.accepted != seal
-
-
-def _denied_vote(head: DeniedVote, court: Court) -> Guilty:
-    vote, given = head.vote, head.promise
-    if not is_denied(given, head.ballot, vote.seal):
-        raise BadProof("the promise and the vote agree")
-    voted = messages.vote(head.round, head.ballot, vote.seal)
-    last = given.accepted_ballot, given.accepted
-    promised = messages.promise_text(head.round, given.ballot, *last)
-    for said, signature in ((voted, vote.signature), (promised, given.signature)):
-        if not court.verify(head.peer, said, signature):
-            raise BadProof("the vote or the promise is not signed")
-    return Guilty(head.peer, f"denied its vote in ballot {head.ballot}")
-
-
-def _two_commits(head: TwoCommits, court: Court) -> Guilty:
-    first, second = (_commit(each.commit, court) for each in (head.first, head.second))
-    if head.first.commit == head.second.commit or _attempt(first) != _attempt(second):
-        raise BadProof("the two commits are not of one attempt")
-    for each in (head.first, head.second):
-        if not court.verify(first.leader, each.commit, each.signature):
+    said = head.first, head.second
+    for each in said:
+        if isinstance(each, SignedCommit) and court.read(each.text).leader != each.by:
             raise BadProof("one of the commits is not signed by its leader")
-    return Guilty(first.leader, "signed two commits for one attempt")
-
-
-def _attempt(commit: Commit) -> tuple[int, PeerId, int, int]:
-    return commit.fragment, commit.leader, commit.leader_incarnation, commit.nonce
-
-
-def _commit(encoded: bytes, court: Court) -> Commit:
-    try:
-        commit = messages.decode_commit(encoded)
-    except BadMessage as error:
-        raise BadProof(str(error)) from error
-    if not court.is_ours(commit) or commit.fragment >= len(court.layout.fragments):
-        raise BadProof("the commit is of another run, layout or fragment")
-    return commit
+    deed = deed_of(*said)
+    if deed is None:
+        raise BadProof("the two statements agree, or are about different things")
+    if not all(map(court.has_signed, said)):
+        raise BadProof("one of the two statements is not signed")
+    return Guilty(head.first.by, deed)

@@ -12,31 +12,30 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
+from typing import TypeAlias, TypeVar
 
 from averaging import messages
 from averaging.guard.rules.proofs import (
     BadProof,
     Contradiction,
     Court,
-    DeniedVote,
-    Promised,
+    Guilty,
     Proof,
-    SignedBytes,
-    TwoClaims,
-    TwoCommits,
-    TwoVotes,
-    Vote,
+    SignedClaim,
+    SignedCommit,
+    SignedPromise,
+    SignedVote,
+    Statement,
     check,
-    is_denied,
+    deed_of,
 )
-from averaging.history.claims import Claim
-from averaging.messages import BadMessage, Commit, Message
+from averaging.history.claims import Claim, Subject, authors
+from averaging.messages import Commit, Message
 from dht.bounded_mapping import BoundedMapping
 from dht.identity import PeerId
 
 BALLOTS_MAX = 64
-"""Ballots before that of a promise in which a vote is looked for, the last ones; and votes of one
-voter in a round that are kept."""
+"""Votes of one voter in one round that are kept."""
 PROMISES_MAX = 4
 """Promises of one voter in one round that are kept, the first ones."""
 CLAIMS_MAX = 256
@@ -49,18 +48,23 @@ class _Round:
     """The statements of one round."""
 
     commit: Commit
-    votes: dict[PeerId, dict[int, Vote]] = field(default_factory=dict)
-    """Votes of each member by ballot."""
-    promises: dict[PeerId, tuple[Promised, ...]] = field(default_factory=dict)
+    signed: SignedCommit
+    attempt: Hashable
+    votes: dict[PeerId, dict[Hashable, SignedVote]] = field(default_factory=dict)
+    promises: dict[PeerId, list[SignedPromise]] = field(default_factory=dict)
     """Promises of voters whose signatures hold, until the round is over."""
-    claims: dict[int, dict[Hashable, Claim]] = field(default_factory=dict)
-    """Claims of each member about a slice, by its index."""
+    claims: dict[PeerId, dict[Hashable, SignedClaim]] = field(default_factory=dict)
+
+
+Proved: TypeAlias = tuple[Guilty, Proof]
+
+_Said = TypeVar("_Said", SignedVote, SignedClaim)
 
 
 class Witness:
     """The statements that one peer has seen lately."""
 
-    __slots__ = ("_commits", "_court", "_rounds")
+    __slots__ = ("_court", "_rounds")
 
     def __init__(self, court: Court, worth: Callable[[PeerId], float] = lambda peer: 0.0) -> None:
         """``worth``: how much the work of a leader counts here."""
@@ -71,63 +75,52 @@ class Witness:
             worth=lambda _, round_: worth(round_.commit.leader),
             author=lambda _, round_: round_.commit.leader,
         )
-        self._commits = BoundedMapping[tuple[int, PeerId, int, int], SignedBytes](
-            "witnessed commits",
-            ROUNDS_KEPT_MAX,
-            worth=lambda attempt, _: worth(attempt[1]),
-            author=lambda attempt, _: attempt[1],
-        )
-        """The first commit of each attempt at a round."""
 
-    def sees(self, sender: PeerId, message: Message) -> list[Proof]:
+    def sees(self, sender: PeerId, message: Message) -> list[Proved]:
         """Look at a message of any peer. Returns what it proves."""
         match message:
             case messages.Committed():
                 return self.sees_commit(message.commit, message.signature)
             case messages.Propose() if message.signature:
-                vote = Vote(message.seal, message.signature)
-                return self._vote(sender, message.round, message.ballot, vote)
+                return self._voted(sender, message, message.seal, message.signature)
             case messages.Promise() if message.signature:
                 return self._promised(sender, message)
             case messages.Sealed():
-                return self._all_voted(message.round, message.ballot, message.seal, message.votes)
+                return self._all_voted(message, message.seal)
             case messages.Void() if not message.forsworn:
-                return self._all_voted(message.round, message.ballot, (), message.votes)
+                return self._all_voted(message, ())
         return []
 
-    def sees_commit(self, encoded: bytes, signature: bytes) -> list[Proof]:
+    def sees_commit(self, encoded: bytes, signature: bytes) -> list[Proved]:
         """Look at a commit, from wherever it comes."""
         name = messages.digest(encoded)
         if name in self._rounds:
             return []
-        commit = self._decoded(encoded)
-        if commit is None or not self._court.verify(commit.leader, encoded, signature):
+        try:
+            commit = self._court.read(encoded)
+        except BadProof:
             return []
-        self._rounds[name] = _Round(commit)
-        attempt = commit.fragment, commit.leader, commit.leader_incarnation, commit.nonce
-        new = SignedBytes(encoded, signature)
-        old = self._commits.setdefault(attempt, new)
-        return [] if old.commit == encoded else self._proved(TwoCommits(first=old, second=new))
+        new = SignedCommit(commit.leader, signature, encoded)
+        if not self._court.has_signed(new):
+            return []
+        others = [old.signed for old in self._rounds.values() if old.attempt == new.once]
+        self._rounds[name] = _Round(commit, new, new.once)
+        return [proof for old in others for proof in self._proved(old, new)]
 
     def sees_claim(
         self, encoded: bytes, slice_index: int, claim: Claim, *, merged: bool
-    ) -> list[Proof]:
-        """Look at a claim whose signature holds, about a slice of the round of a commit."""
+    ) -> list[Proved]:
+        """Look at a claim about a slice of the round of a commit."""
         name = messages.digest(encoded)
         round_ = self._rounds.get(name)
         if round_ is None:
             return []
-        claims = round_.claims.setdefault(claim.by, {})
-        key = slice_index, merged, claim.members
-        old = claims.get(key)
-        if old is None:
-            if len(claims) < CLAIMS_MAX:
-                claims[key] = claim
+        by, subject = authors(round_.commit)[claim.by], Subject(name, slice_index, merged)
+        new = SignedClaim(by, claim.signature, subject, claim.members, claim.sources, claim.made)
+        claims = round_.claims.setdefault(by, {})
+        if len(claims) >= CLAIMS_MAX and new.once not in claims:
             return []
-        if (old.made, old.sources) == (claim.made, claim.sources):
-            return []
-        found = TwoClaims(commit=encoded, slice=slice_index, merged=merged, first=old, second=claim)
-        return self._proved(found)
+        return self._compared(claims, new)
 
     def round_is_over(self, round_id: bytes) -> None:
         """Forget the promises of a round that nobody needs any more: nobody shows votes that they
@@ -135,91 +128,73 @@ class Witness:
         if (round_ := self._rounds.get(round_id)) is not None:
             round_.promises.clear()
 
-    def _decoded(self, encoded: bytes) -> Commit | None:
-        try:
-            commit = messages.decode_commit(encoded)
-        except BadMessage:
-            return None
-        return commit if self._court.is_ours(commit) else None
-
     def _all_voted(
-        self, round_id: bytes, ballot: int, seal: tuple[int, ...], votes: messages.Votes
-    ) -> list[Proof]:
-        round_ = self._rounds.get(round_id)
+        self, message: messages.Sealed | messages.Void, seal: tuple[int, ...]
+    ) -> list[Proved]:
+        round_ = self._rounds.get(message.round)
         if round_ is None:
             return []
         members = round_.commit.members
         return [
             proof
-            for index, signature in votes
+            for index, signature in message.votes
             if index < len(members)
-            for proof in self._vote(members[index].peer, round_id, ballot, Vote(seal, signature))
+            for proof in self._voted(members[index].peer, message, seal, signature)
         ]
 
-    def _vote(self, peer: PeerId, round_id: bytes, ballot: int, new: Vote) -> list[Proof]:
-        round_ = self._rounds.get(round_id)
+    def _voted(
+        self,
+        peer: PeerId,
+        message: messages.Propose | messages.Sealed | messages.Void,
+        seal: tuple[int, ...],
+        signature: bytes,
+    ) -> list[Proved]:
+        round_ = self._rounds.get(message.round)
         if round_ is None or round_.commit.index(peer) is None:
             return []
+        new = SignedVote(peer, signature, message.round, message.ballot, seal)
         votes = round_.votes.setdefault(peer, {})
-        old = votes.get(ballot)
-        if old is not None and old.seal == new.seal:
-            if old.signature == new.signature or not self._is_signed(peer, round_id, ballot, new):
-                return []  # else the old one was forged
-        elif old is not None:
-            head = TwoVotes(peer=peer, round=round_id, ballot=ballot, first=old, second=new)
-            proof = self._proved(head)
-            if proof or not self._is_signed(peer, round_id, ballot, new):
-                return proof
-        elif len(votes) >= BALLOTS_MAX:
-            for kept in [
-                each for each in votes if not self._is_signed(peer, round_id, each, votes[each])
-            ]:
-                del votes[kept]
+        if len(votes) >= BALLOTS_MAX and new.once not in votes:
+            for once, vote in list(votes.items()):
+                if not self._court.has_signed(vote):
+                    del votes[once]
             if len(votes) >= BALLOTS_MAX:
                 return []
-        votes[ballot] = new
-        found = []
-        for given in round_.promises.get(peer, ()):
-            found += self._denied(peer, round_id, ballot, new, given)
+        found = self._compared(votes, new)
+        for promise in round_.promises.get(peer, ()):
+            found += self._proved(new, promise)
         return found
 
-    def _is_signed(self, peer: PeerId, round_id: bytes, ballot: int, vote: Vote) -> bool:
-        said = messages.vote(round_id, ballot, vote.seal)
-        return self._court.verify(peer, said, vote.signature)
-
-    def _promised(self, peer: PeerId, message: messages.Promise) -> list[Proof]:
-        """Compare a promise with the votes of its sender in earlier ballots of the round."""
+    def _promised(self, peer: PeerId, message: messages.Promise) -> list[Proved]:
+        """Compare a promise with the votes of its sender in the round."""
         round_ = self._rounds.get(message.round)
         if round_ is None or round_.commit.index(peer) is None:
             return []
         last = message.accepted_ballot, message.accepted
-        given = Promised(message.ballot, *last, message.signature)
-        kept = round_.promises.get(peer, ())
-        said = messages.promise_text(message.round, message.ballot, *last)
-        if given in kept or len(kept) >= PROMISES_MAX:
+        new = SignedPromise(peer, message.signature, message.round, message.ballot, *last)
+        kept = round_.promises.setdefault(peer, [])
+        if new in kept or len(kept) >= PROMISES_MAX or not self._court.has_signed(new):
             return []
-        if not self._court.verify(peer, said, given.signature):
-            return []
-        round_.promises[peer] = (*kept, given)
-        found = []
-        for ballot, vote in sorted(round_.votes.get(peer, {}).items()):
-            if given.ballot - BALLOTS_MAX <= ballot < given.ballot:
-                found += self._denied(peer, message.round, ballot, vote, given)
-        return found
+        kept.append(new)
+        votes = round_.votes.get(peer, {}).values()
+        return [proof for vote in votes for proof in self._proved(vote, new)]
 
-    def _denied(
-        self, peer: PeerId, round_id: bytes, ballot: int, vote: Vote, given: Promised
-    ) -> list[Proof]:
-        if not is_denied(given, ballot, vote.seal):
+    def _compared(self, known: dict[Hashable, _Said], new: _Said) -> list[Proved]:
+        """Compare a statement with the one that is known of its kind, and keep it if there is none,
+        or a forged one."""
+        old = known.setdefault(new.once, new)
+        if old == new:
             return []
-        return self._proved(
-            DeniedVote(peer=peer, round=round_id, ballot=ballot, vote=vote, promise=given)
-        )
+        proofs = self._proved(old, new)
+        if not proofs and self._court.has_signed(new):
+            known[new.once] = new
+        return proofs
 
-    def _proved(self, head: Contradiction) -> list[Proof]:
-        proof = Proof(head)
+    def _proved(self, first: Statement, second: Statement) -> list[Proved]:
+        if deed_of(first, second) is None:
+            return []
+        proof = Proof(Contradiction(first, second))
         try:
-            check(proof, self._court)
+            return [(check(proof, self._court), proof)]
         except BadProof:
             return []
-        return [proof]

@@ -23,7 +23,7 @@ from averaging.guard.auditing import (
     audit_protocol,
 )
 from averaging.guard.kept_proofs import Kept
-from averaging.guard.rules.proofs import Guilty, Proof, TwoVotes, Vote
+from averaging.guard.rules.proofs import Guilty, Proof
 from averaging.live.settings import AveragerSettings
 from averaging.live.slices import bundling
 from averaging.live.slices.evidence import Uploads
@@ -41,6 +41,7 @@ from dht.memory.host import MemoryNetwork, identity_of
 from dht.memory.virtual_loop import run
 from peer.storage.proofs import ProofFolder
 from tests.averaging.guard.guards import whole
+from tests.averaging.guard.rules.audited_rounds import two_votes
 from tests.averaging.live.quadratic import POLICY, RUN, Peer, Swarm, swarm
 
 MALLORY = identity_of("mallory").peer_id
@@ -214,7 +215,7 @@ async def test_a_proof_that_was_given_up_after_it_was_named_costs_its_teller_not
         await made.add("mallory", policy=EVERYTHING)
         await made.live(30.0)
         kept = whole(anna.averager).kept_proofs
-        proof = Proof(two_votes_of("mallory"))
+        proof = Proof(two_votes((0,), identity_of("mallory")))
         kept.keep(Guilty(MALLORY, "signed two seals in ballot 1"), proof)
         kept.proofs.clear()
         whole(boris.averager).heard_of(anna.id, said.Accused(0, proof.digest, MALLORY))
@@ -224,24 +225,13 @@ async def test_a_proof_that_was_given_up_after_it_was_named_costs_its_teller_not
         assert not boris.averager.reputation.count(anna.id, Ground.CONDUCT, now)
 
 
-def two_votes_of(name: str) -> TwoVotes:
-    """Proof of a key against itself, which costs it nothing."""
-    key = identity_of(name)
-    votes = [Vote(seal, key.sign(said.vote(bytes(32), 1, seal))) for seal in ((0, 1), (0,))]
-    return TwoVotes(peer=key.peer_id, round=bytes(32), ballot=1, first=votes[0], second=votes[1])
-
-
 async def test_a_proof_that_proves_nothing_convicts_nobody_and_costs_its_sender() -> None:
     async with swarm(MemoryNetwork()) as made:
         peers = await honest(made, EVERYTHING)
         liar = await made.add("mallory", policy=EVERYTHING)
         await made.live(30.0)
         victim = peers[0].id
-        vote = Vote((0, 1), bytes(64))
-        head = TwoVotes(
-            peer=victim, round=bytes(32), ballot=1, first=vote, second=Vote((0,), bytes(64))
-        )
-        invented = Proof(head)
+        invented = Proof(two_votes((0,), identity_of("anna"), forged=True))
         whole(liar.averager).kept_proofs.proofs[invented.digest] = Kept(victim, 99, invented)
         whole(liar.averager).spread()
         await made.live(20.0)
@@ -260,9 +250,9 @@ async def test_keys_that_nobody_has_met_convict_themselves_in_vain(about_a_membe
         liar = await made.add("mallory", policy=EVERYTHING)
         await made.live(30.0)
         for number in range(10):
-            head = two_votes_of(f"invented {number}")
+            head = two_votes((0,), identity_of(f"invented {number}"))
             proof = Proof(head)
-            named = peers[0].id if about_a_member else head.peer
+            named = peers[0].id if about_a_member else head.first.by
             whole(liar.averager).kept_proofs.proofs[proof.digest] = Kept(named, 99, proof)
         whole(liar.averager).spread()
         await made.live(20.0)
@@ -277,12 +267,12 @@ async def test_a_key_that_never_counted_convicts_itself_without_anybody_being_to
         await made.live(60.0)
         guard = whole(anna.averager)
         for number in range(10):
-            head = two_votes_of(f"cheap {number}")
-            guard.convict(Guilty(head.peer, "signed two seals in ballot 1"), Proof(head))
-            assert guard.lie_of(head.peer)
+            head = two_votes((0,), identity_of(f"cheap {number}"))
+            guard.convict(Guilty(head.first.by, "signed two seals in ballot 1"), Proof(head))
+            assert guard.lie_of(head.first.by)
         assert not guard.kept_proofs.proofs
-        head = two_votes_of("boris")
-        guard.convict(Guilty(head.peer, "signed two seals in ballot 1"), Proof(head))
+        head = two_votes((0,), identity_of("boris"))
+        guard.convict(Guilty(head.first.by, "signed two seals in ballot 1"), Proof(head))
         assert [kept.about for kept in guard.kept_proofs.proofs.values()] == [others[0].id]
 
 
@@ -298,7 +288,7 @@ async def test_a_proof_is_named_to_peers_that_have_a_link_here_or_count() -> Non
             anna.view[peer] = PeerView(
                 anna.now() - 100.0, anna.now(), reachable=False, trains=False
             )
-        head = two_votes_of("mallory")
+        head = two_votes((0,), identity_of("mallory"))
         whole(anna.averager).convict(Guilty(mallory.id, "signed two seals"), Proof(head))
         await made.live(20.0)
         assert convicts(others) == [{mallory.id}] * 2
@@ -311,7 +301,7 @@ async def test_a_proof_is_named_whatever_the_clock_of_who_has_it_says() -> None:
         anna, *others = await honest(made, EVERYTHING, clock_offset_s=-1e5)
         mallory = await made.add("mallory", policy=EVERYTHING)
         await made.live(30.0)
-        head = two_votes_of("mallory")
+        head = two_votes((0,), identity_of("mallory"))
         whole(anna.averager).convict(Guilty(mallory.id, "signed two seals"), Proof(head))
         await made.live(20.0)
         assert convicts(others) == [{mallory.id}] * 2

@@ -10,14 +10,13 @@ from typing import Any
 import msgspec
 import pytest
 
-from averaging import messages as said
 from averaging.guard import kept_proofs
 from averaging.guard.kept_proofs import PROOFS_MAX, KeptProofs, Verdict
-from averaging.guard.rules.proofs import FalseMerge, Guilty, Proof, TwoVotes, Vote
+from averaging.guard.rules.proofs import FalseMerge, Guilty, Proof
 from dht.identity import Identity, PeerId, RunId
 from dht.memory.host import identity_of
 from peer.storage.proofs import ProofFolder
-from tests.averaging.guard.rules.audited_rounds import heads_of_proofs
+from tests.averaging.guard.rules.audited_rounds import heads_of_proofs, two_votes
 
 LIAR = identity_of("liar")
 RUN = RunId("run")
@@ -51,11 +50,10 @@ class Folder:
         return sum(path.stat().st_size for path in self.path.rglob("*.proof"))
 
 
-def two_votes(key: Identity, data: bytes = b"") -> tuple[Guilty, Proof]:
+def convicted(key: Identity, data: bytes = b"") -> tuple[Guilty, Proof]:
     """Any key can sign what convicts it."""
-    first, second = (Vote(seal, key.sign(said.vote(bytes(32), 0, seal))) for seal in ((0, 1), (0,)))
-    head = TwoVotes(peer=key.peer_id, round=bytes(32), ballot=0, first=first, second=second)
-    return Guilty(key.peer_id, "signed two seals in ballot 0"), Proof(head, data)
+    guilty = Guilty(key.peer_id, "signed two seals in ballot 0")
+    return guilty, Proof(two_votes((0,), key), data)
 
 
 def cheap(number: int) -> Identity:
@@ -70,16 +68,16 @@ def folder(tmp_path: Path) -> Folder:
 async def test_keys_that_convict_themselves_do_not_have_a_liar_forgotten(folder: Folder) -> None:
     """256 of them had its proof removed from the folder, and after a restart it was a member."""
     kept = folder.kept()
-    kept.keep(*two_votes(LIAR))
+    kept.keep(*convicted(LIAR))
     for number in range(PROOFS_MAX + 20):
-        kept.keep(*two_votes(cheap(number)))
+        kept.keep(*convicted(cheap(number)))
     await folder.written()
     assert len(kept.proofs) <= PROOFS_MAX
 
     again = folder.kept()
     assert again.verdicts[LIAR.peer_id].what == "signed two seals in ballot 0"
     proof = await again.read(again.verdicts[LIAR.peer_id].proof)
-    assert proof is not None and proof.digest == two_votes(LIAR)[1].digest
+    assert proof is not None and proof.digest == convicted(LIAR)[1].digest
 
 
 async def test_a_verdict_about_a_peer_that_counted_stays_when_all_is_full(
@@ -87,12 +85,12 @@ async def test_a_verdict_about_a_peer_that_counted_stays_when_all_is_full(
 ) -> None:
     monkeypatch.setattr(kept_proofs, "VERDICTS_MAX", 20)
     kept = folder.kept()
-    kept.keep(*two_votes(LIAR))
+    kept.keep(*convicted(LIAR))
     await folder.written()
     folder.worth.clear()  # a peer that begins again has seen nobody's work
     again = folder.kept()
     for number in range(40):
-        again.keep(*two_votes(cheap(number)))
+        again.keep(*convicted(cheap(number)))
     await folder.written()
     assert LIAR.peer_id in folder.kept().verdicts
     assert 10 < len(folder.kept().verdicts) <= 20
@@ -104,13 +102,13 @@ async def test_large_proofs_take_64_mb_in_memory_and_in_the_folder_together(
     """Four keys took 285 MB of each, and once more after a restart."""
     monkeypatch.setattr(kept_proofs, "PROOFS_BYTES_MAX", budget := 64 << 10)
     kept = folder.kept()
-    kept.keep(*two_votes(LIAR, bytes(30 << 10)))
+    kept.keep(*convicted(LIAR, bytes(30 << 10)))
     for number in range(4):
-        kept.keep(*two_votes(cheap(number), bytes(30 << 10)))
+        kept.keep(*convicted(cheap(number), bytes(30 << 10)))
         await folder.written()
         assert folder.proof_bytes <= budget
         assert all(each.proof is None for each in kept.proofs.values())
-    kept.keep(*two_votes(cheap(9), bytes(budget)))
+    kept.keep(*convicted(cheap(9), bytes(budget)))
     await folder.written()
     assert kept.proofs.bytes_held <= budget and folder.proof_bytes <= budget
     again = folder.kept()
@@ -140,7 +138,7 @@ async def test_a_damaged_proof_is_not_shown_and_the_verdict_stands(
     folder: Folder, damage: Callable[[bytes], bytes]
 ) -> None:
     kept = folder.kept()
-    kept.keep(*two_votes(LIAR, b"data"))
+    kept.keep(*convicted(LIAR, b"data"))
     await folder.written()
     (path,) = folder.path.rglob("*.proof")
     path.write_bytes(damage(path.read_bytes()))
@@ -156,12 +154,12 @@ async def test_what_cannot_be_written_stays_in_memory_and_is_written_with_the_ne
     blocked = folder.path / "proofs"
     blocked.touch()
     kept = folder.kept()
-    kept.keep(*two_votes(LIAR))
+    kept.keep(*convicted(LIAR))
     await folder.written()
     assert [peer for peer, _ in folder.failed] == [LIAR.peer_id]
-    assert await kept.read(two_votes(LIAR)[1].digest) is not None
+    assert await kept.read(convicted(LIAR)[1].digest) is not None
     blocked.unlink()
-    kept.keep(*two_votes(cheap(1)))
+    kept.keep(*convicted(cheap(1)))
     await folder.written()
     assert folder.kept().verdicts.keys() == kept.verdicts.keys()
     assert len(folder.kept().proofs) == 2
@@ -169,7 +167,7 @@ async def test_what_cannot_be_written_stays_in_memory_and_is_written_with_the_ne
 
 async def test_verdicts_of_another_run_or_of_a_damaged_file_are_none(folder: Folder) -> None:
     kept = folder.kept()
-    kept.keep(*two_votes(LIAR))
+    kept.keep(*convicted(LIAR))
     await folder.written()
     assert ProofFolder(folder.path, RunId("another")).verdicts() == []
     (folder.path / "proofs" / "verdicts").write_bytes(b"\x92\xa3run")

@@ -28,7 +28,6 @@ NOT_FULL = {
     "electors._seen": SEEN_MAX,
     "probation._tokens_unseen": SEEN_MAX,
     ".chain._links": CHAIN_MAX_LINKS,
-    "audits._witness._commits": ROUNDS_KEPT_MAX,
     "audits._witness._rounds": ROUNDS_KEPT_MAX,
 }
 """Containers with a bound that half an hour does not reach."""

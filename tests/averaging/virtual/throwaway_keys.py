@@ -23,7 +23,7 @@ TABLES = frozenset(
     (
         "failed peers", "last merges", "late peers", "lives",
         "moved by", "peers behind", "reputation", "tokens in states", "verdicts",
-        "witnessed commits", "witnessed rounds", "work seen",
+        "witnessed rounds", "work seen",
     )
 )  # fmt: skip
 """Tables that these keys fill ..."""

@@ -11,17 +11,15 @@ import numpy as np
 
 from averaging import messages
 from averaging.guard.rules.proofs import (
+    Contradiction,
     Court,
-    DeniedVote,
     FalseMerge,
     Head,
-    Promised,
     Proof,
-    SignedBytes,
-    TwoClaims,
-    TwoCommits,
-    TwoVotes,
-    Vote,
+    SignedClaim,
+    SignedCommit,
+    SignedPromise,
+    SignedVote,
 )
 from averaging.history.claims import Claim, Subject, claim
 from averaging.messages import Commit
@@ -249,38 +247,46 @@ class Round:
         return Audit(head, data[self.place])
 
 
-def two_votes(second: tuple[int, ...], *, forged: bool = False) -> TwoVotes:
-    sign, name = WHO[1].sign, bytes(32)
-    votes = [Vote(seal, sign(messages.vote(name, 0, seal))) for seal in ((0, 1), second)]
-    if forged:
-        votes[1] = Vote(second, WHO[2].sign(messages.vote(name, 0, second)))
-    return TwoVotes(peer=WHO[1].peer_id, round=name, ballot=0, first=votes[0], second=votes[1])
+def signed_vote(
+    seal: tuple[int, ...], by: Identity = WHO[1], *, ballot: int = 0, forged: bool = False
+) -> SignedVote:
+    name = bytes(32)
+    signature = bytes(64) if forged else by.sign(messages.vote(name, ballot, seal))
+    return SignedVote(by.peer_id, signature, name, ballot, seal)
+
+
+def two_votes(
+    second: tuple[int, ...], by: Identity = WHO[1], *, forged: bool = False
+) -> Contradiction:
+    return Contradiction(signed_vote((0, 1), by), signed_vote(second, by, forged=forged))
 
 
 def denied_vote(
     last: tuple[int, tuple[int, ...]] | None, *, voted_in: int = 1, forged: bool = False
-) -> DeniedVote:
+) -> Contradiction:
     """A vote for (0, 1), and a promise of its author in ballot 4. ``last``: what it says there to
     have accepted last: ballot and seal."""
-    sign, name, seal = WHO[1].sign, bytes(32), (0, 1)
+    voter, name = WHO[1], bytes(32)
     accepted_ballot, accepted = last or (None, ())
-    signs = WHO[2].sign if forged else sign
+    signs = WHO[2].sign if forged else voter.sign
     signature = signs(messages.promise_text(name, 4, accepted_ballot, accepted))
-    return DeniedVote(
-        peer=WHO[1].peer_id,
-        round=name,
-        ballot=voted_in,
-        vote=Vote(seal, sign(messages.vote(name, voted_in, seal))),
-        promise=Promised(4, accepted_ballot, accepted, signature),
-    )
+    promise = SignedPromise(voter.peer_id, signature, name, 4, accepted_ballot, accepted)
+    return Contradiction(signed_vote((0, 1), voter, ballot=voted_in), promise)
+
+
+def signed_claim(round_: Round, said: Claim, *, by: int | None = None) -> SignedClaim:
+    """A claim about an upload. ``by``: who is said to have signed it, if not its author."""
+    subject = Subject(round_.name, SLICE, merged=False)
+    author = WHO[said.by if by is None else by].peer_id
+    return SignedClaim(author, said.signature, subject, said.members, said.sources, said.made)
 
 
 def heads_of_proofs() -> list[Head]:
     round_ = Round(of_a_site(commit_of()))
     merge = round_.proof(round_.audit(round_.right())).head
-    first = round_.claims[2]
-    other = round_.signed(2, [2], bytes(32), merged=False)
-    claims = TwoClaims(commit=round_.encoded, slice=0, merged=False, first=first, second=other)
-    signed = SignedBytes(round_.encoded, bytes(64))
-    commits = TwoCommits(first=signed, second=signed)
+    first = signed_claim(round_, round_.claims[2])
+    other = signed_claim(round_, round_.signed(2, [2], bytes(32), merged=False))
+    signed = SignedCommit(round_.commit.leader, bytes(64), round_.encoded)
+    commits = Contradiction(signed, signed)
+    claims = Contradiction(first, other)
     return [merge, claims, two_votes((0, 2)), commits, denied_vote(None)]

@@ -10,6 +10,7 @@ import pytest
 from averaging import messages as said
 from averaging.guard.rules import selection
 from averaging.guard.rules.witness import BALLOTS_MAX, ROUNDS_KEPT_MAX, Witness
+from averaging.history.claims import Claim
 from dht.identity import PeerId
 from tests.averaging.guard.rules.audited_rounds import COURT, WHO, Round, commit_of
 
@@ -128,6 +129,21 @@ def test_a_forged_statement_neither_proves_anything_nor_hides_what_comes_later()
     assert witness.sees(me, proposed((0, 2))) == []
     assert witness.sees(me, proposed((0, 3), bytes(64))) == []
     assert len(witness.sees(me, proposed((0, 3)))) == 1
+
+
+def test_a_claim_that_a_reducer_made_up_gives_way_to_those_of_its_author() -> None:
+    """A source is seen as the reducer lists it, before anybody looks at its signature."""
+    round_ = Round(commit_of())
+    witness = Witness(COURT)
+    witness.sees_commit(round_.encoded, WHO[0].sign(round_.encoded))
+    true = round_.claims[2]
+    made_up = msgspec.structs.replace(true, made=bytes(32))
+
+    def sees(claim: Claim) -> int:
+        return len(witness.sees_claim(round_.encoded, 0, claim, merged=False))
+
+    assert [sees(claim) for claim in (made_up, true, made_up, true)] == [0, 0, 0, 0]
+    assert sees(round_.signed(2, [2], bytes(32), merged=False)) == 1
 
 
 def promise_in(

@@ -13,13 +13,12 @@ from averaging import messages
 from averaging.guard.rules.proofs import (
     DIRECTIVES_MAX,
     BadProof,
+    Contradiction,
     FalseMerge,
     Guilty,
     Proof,
     Right,
-    SignedBytes,
-    TwoClaims,
-    TwoCommits,
+    SignedCommit,
     check,
     decode_head,
     encode_head,
@@ -42,6 +41,7 @@ from tests.averaging.guard.rules.audited_rounds import (
     denied_vote,
     in_pieces,
     of_a_site,
+    signed_claim,
     two_votes,
 )
 from tests.fuzz.inputs import hostile
@@ -281,12 +281,12 @@ def test_two_commits_under_one_number_convict_and_under_two_do_not() -> None:
     first = commit_of()
     other = msgspec.structs.replace(first, round_s=first.round_s + 1.0)
 
-    def signed(commit: messages.Commit, by: int = 0) -> SignedBytes:
+    def signed(commit: messages.Commit, by: int = 0) -> SignedCommit:
         encoded = messages.encode_commit(commit)
-        return SignedBytes(encoded, WHO[by].sign(encoded))
+        return SignedCommit(commit.leader, WHO[by].sign(encoded), encoded)
 
-    def verdict(second: SignedBytes) -> Guilty:
-        return check(Proof(TwoCommits(first=signed(first), second=second)), COURT)
+    def verdict(second: SignedCommit) -> Guilty:
+        return check(Proof(Contradiction(signed(first), second)), COURT)
 
     assert verdict(signed(other)) == Guilty(ACCUSED, "signed two commits for one attempt")
     later = msgspec.structs.replace(other, nonce=other.nonce + 1)
@@ -301,9 +301,7 @@ def test_two_uploads_of_one_slice_convict_their_sender() -> None:
     first = round_.claims[2]
 
     def verdict(second: Claim) -> Guilty:
-        head = TwoClaims(
-            commit=round_.encoded, slice=SLICE, merged=False, first=first, second=second
-        )
+        head = Contradiction(signed_claim(round_, first), signed_claim(round_, second))
         return check(Proof(head), COURT)
 
     other = round_.signed(2, [2], bytes(32), merged=False)
