@@ -25,6 +25,7 @@ from collections.abc import (
     Awaitable,
     Callable,
     Iterable,
+    Iterator,
     Mapping,
     Sequence,
 )
@@ -225,6 +226,13 @@ class _Case:
         data = b"".join((*(each.data for each in self.shown), self.result))
         return Proof(msgspec.structs.replace(self.head, paths=paths), data)
 
+    def bundles(self) -> Iterator[_Case]:
+        """The bundles among the uploads: each is audited like a merged slice."""
+        for source, shown in zip(self.head.sources, self.shown, strict=True):
+            if source.sources:  # without any it has no riders in it
+                changed = {"merged": False, "claim": source, "sources": (), "paths": (shown.path,)}
+                yield _Case(msgspec.structs.replace(self.head, **changed), shown.data)
+
 
 @dataclass(slots=True, eq=False)
 class _Kept:
@@ -232,16 +240,6 @@ class _Kept:
 
     uploads: Uploads
     until: float
-
-
-class Differs(NotHere):
-    """A member shows another upload than the one that was merged."""
-
-    def __init__(self, index: int, source: Claim, shown: Claim) -> None:
-        super().__init__("it shows another upload than the one that was merged")
-        self.index = index
-        self.source = source
-        self.shown = shown
 
 
 class TooSlow(TimeoutError):
@@ -475,36 +473,16 @@ class Auditing(Guard):
             async with self._turn:
                 if self._around.now() - drawn_at > WAITING_S:
                     return
-                await self._inquire(parts, [self._merged(parts, at, piece) for at in indices])
-                for delegate in parts.delegates():
-                    await self._inquire(parts, await self._bundled(parts, indices, piece, delegate))
+                merged = [_case(parts, index, piece) for index in indices]
+                found = await self._inquire(parts, merged)
+                bundles = [bundle for case in found for bundle in case.bundles()]
+                await self._inquire(parts, bundles)
         finally:
             self._waiting -= 1
 
-    def _merged(self, parts: Parts, index: int, piece: int) -> _Case:
-        claim, leaves = parts.evidence.merged[index], parts.evidence.merged_leaves.get(index, [])
-        head = _head(parts, index, claim, piece, path_to(piece, leaves), merged=True)
-        place = parts.cutting.place(index, piece, merged=True)
-        return _Case(head, parts.merged[index].data[place])
-
-    async def _bundled(
-        self, parts: Parts, indices: Sequence[int], piece: int, delegate: int
-    ) -> list[_Case]:
-        """A delegate's bundle is audited like a merged slice."""
-        peer = parts.commit.members[delegate].peer
-        try:
-            shown = await self._shown_by(peer, parts, indices, piece, alone=False)
-        except (NotHere, *WORLD):
-            return []
-        return [
-            _Case(_head(parts, index, each.claim, piece, each.path, merged=False), each.data)
-            for index, each in zip(indices, shown, strict=True)
-            # Without sources it has no riders in it.
-            if each.claim.sources and parts.evidence.is_signed(index, each.claim, merged=False)
-        ]
-
-    async def _inquire(self, parts: Parts, cases: Iterable[_Case]) -> None:
-        """Collect the uploads of one piece of some slices, and merge it again.
+    async def _inquire(self, parts: Parts, cases: Iterable[_Case]) -> list[_Case]:
+        """Collect the uploads of one piece of some slices, and merge it again. Returns the cases of
+        which all is here.
 
         Anybody who is shown what this finds runs the same code on the same bytes.
         """
@@ -532,6 +510,7 @@ class Auditing(Guard):
                     found = [case for case in found if case not in wants]
         for case in found:
             await self._try(case.proof, parts.cutting)
+        return found
 
     async def _answers(
         self, parts: Parts, peer: PeerId, cases: Sequence[_Case], asked: Awaitable[None]
@@ -543,8 +522,6 @@ class Auditing(Guard):
             for case in cases:
                 if await self._try(Proof(case.head), parts.cutting, in_full=True):
                     return False  # the accused has made up what this sender is said to have sent
-            if isinstance(error, Differs):
-                self.compare(parts, error)
             self.strike(peer, str(error), parts)
         except TooSlow as error:
             self._around.strike(peer, Deed.IS_LATE, str(error), fragment=parts.commit.fragment)
@@ -555,27 +532,23 @@ class Auditing(Guard):
         return False
 
     async def _add_sources(self, parts: Parts, cases: Sequence[_Case], accused: PeerId) -> None:
-        heads = [case.head for case in cases]
-        merged, indices = heads[0].merged, [head.slice for head in heads]
-        claims = await self.sources_of(accused, parts, indices, merged=merged)
-        for case, head, sources in zip(cases, heads, claims, strict=True):
-            if not sources or hash_of(sources) != head.claim.sources:
-                raise NotHere("it lists other claims than those that it has signed")
-            case.head = msgspec.structs.replace(head, sources=sources)
+        claims = {case.head.slice: case.head.claim for case in cases}
+        found = await self.sources_of(accused, parts, claims, merged=cases[0].head.merged)
+        for case, sources in zip(cases, found, strict=True):
+            case.head = msgspec.structs.replace(case.head, sources=sources)
             senders = [source.by for source in sources]
             if senders != sorted(set(senders)) or senders[-1] >= len(parts.commit.members):
                 raise NotHere("it lists claims that prove alone what it has done")
 
     async def _add_uploads(self, parts: Parts, cases: Sequence[_Case], entry: int) -> None:
         """Add what a member has uploaded."""
-        heads, peer = [case.head for case in cases], parts.commit.members[entry].peer
-        indices, alone = [head.slice for head in heads], not heads[0].merged
-        shown = await self._shown_by(peer, parts, indices, heads[0].piece, alone=alone)
-        for case, head, each in zip(cases, heads, shown, strict=True):
-            source = next(source for source in head.sources if source.by == entry)
-            count = len(parts.cutting.chunks[head.slice])
-            if not leads_to(source.made, each.path, each.data, index=head.piece, count=count):
-                raise Differs(head.slice, source, each.claim)
+        head, peer = cases[0].head, parts.commit.members[entry].peer
+        uploads = {
+            case.head.slice: next(each for each in case.head.sources if each.by == entry)
+            for case in cases
+        }
+        shown = await self._shown_by(peer, parts, uploads, head.piece, alone=not head.merged)
+        for case, each in zip(cases, shown, strict=True):
             case.shown.append(each)
 
     async def _try(self, proof: Proof, cutting: Cutting, *, in_full: bool = False) -> bool:
@@ -597,12 +570,6 @@ class Auditing(Guard):
         scratch = self._around.threads.scratch()
         return check(proof, self._court, scratch, merges_first=merges_first, cutting=cutting)
 
-    def compare(self, parts: Parts, error: Differs) -> None:
-        """A member shows another upload than the one that was merged: perhaps it signed both."""
-        if parts.evidence.is_signed(error.index, error.shown, merged=False):
-            self.saw_claim(parts.encoded_commit, error.index, error.source, False)
-            self.saw_claim(parts.encoded_commit, error.index, error.shown, False)
-
     def strike(self, peer: PeerId, reason: str, parts: Parts) -> None:
         """An audit came to nothing because of this peer, which answers."""
         if not self.must_be_kept(parts):
@@ -616,24 +583,30 @@ class Auditing(Guard):
     # Asking
 
     async def sources_of(
-        self, peer: PeerId, parts: Parts, indices: Sequence[int], *, merged: bool
+        self, peer: PeerId, parts: Parts, claims: Mapping[int, Claim], *, merged: bool
     ) -> list[tuple[Claim, ...]]:
-        async def ask_once() -> list[tuple[Claim, ...]]:
-            async with self._timed_stream(peer, parts.commit.upload_s) as (stream, _):
-                await ask(stream, AskSources(parts.round, tuple(indices), merged))
-                return [_claims_in(await next_data(stream)) for _ in indices]
+        """The sources of a peer's claims, by slice, which it has signed with them."""
 
-        return await self._asked(ask_once)
+        async def ask_once() -> list[tuple[Claim, ...]]:
+            async with self.stream(peer, parts.commit.upload_s) as (stream, _):
+                await ask(stream, AskSources(parts.round, tuple(claims), merged))
+                return [_claims_in(await next_data(stream)) for _ in claims]
+
+        found = await self._asked(ask_once)
+        for claim, sources in zip(claims.values(), found, strict=True):
+            if not sources or hash_of(sources) != claim.sources:
+                raise NotHere("it lists other claims than those that it has signed")
+        return found
 
     async def _shown_by(
-        self, peer: PeerId, parts: Parts, indices: Sequence[int], piece: int, *, alone: bool
+        self, peer: PeerId, parts: Parts, uploads: Mapping[int, Claim], piece: int, *, alone: bool
     ) -> list[Shown]:
         if peer == parts.me:
-            return _shown_of(self._uploads_of(parts.round, peer), indices, piece, alone=alone)
+            return _shown_of(self._uploads_of(parts.round, peer), uploads, piece, alone=alone)
 
         async def ask_once() -> list[Shown]:
-            async with self._timed_stream(peer, parts.commit.upload_s) as (stream, _):
-                return await self.shown_on(stream, parts, indices, piece, alone=alone)
+            async with self.stream(peer, parts.commit.upload_s) as (stream, _):
+                return await self.shown_on(stream, parts, uploads, piece, alone=alone)
 
         return await self._asked(ask_once)
 
@@ -656,54 +629,55 @@ class Auditing(Guard):
         self,
         stream: Stream,
         parts: Parts,
-        indices: Sequence[int],
+        uploads: Mapping[int, Claim],
         piece: int,
         *,
         alone: bool = False,
     ) -> list[Shown]:
-        """Ask for the piece of this number of the uploads of some slices."""
-        await ask(stream, AskUpload(parts.round, tuple(indices), piece, alone))
+        """Ask for the piece of this number of a peer's uploads, by slice, which were merged."""
+        await ask(stream, AskUpload(parts.round, tuple(uploads), piece, alone))
         headers = read_headers(await next_data(stream))
-        if len(headers) != len(indices):
-            raise BadMessage(f"{len(headers)} claims about uploads of {len(indices)} slices")
-        places, began = [parts.cutting.place(index, piece) for index in indices], self._around.now()
+        if len(headers) != len(uploads):
+            raise BadMessage(f"{len(headers)} claims about uploads of {len(uploads)} slices")
+        places, began = [parts.cutting.place(index, piece) for index in uploads], self._around.now()
         ends = list(accumulate((place.stop - place.start for place in places), initial=0))
         data = await read_exactly(stream, ends[-1])
         self._around.moved(received=len(data), since=began)
-        return [
+        found = [
             Shown(header.claim, header.path, data[start:end])
             for header, (start, end) in zip(headers, pairwise(ends), strict=True)
         ]
+        for (index, merged), shown in zip(uploads.items(), found, strict=True):
+            count = len(parts.cutting.chunks[index])
+            if not leads_to(merged.made, shown.path, shown.data, index=piece, count=count):
+                if parts.evidence.is_signed(index, shown.claim, merged=False):
+                    for each in (merged, shown.claim):  # perhaps it signed both
+                        self.saw_claim(parts.encoded_commit, index, each, False)
+                raise NotHere("it shows another upload than the one that was merged")
+        return found
 
-    async def reading_of(self, peer: PeerId, parts: Parts, back: int) -> Reading | None:
+    async def reading_on(self, stream: Stream, parts: Parts, back: int) -> Reading | None:
         """The data of an author's step, ``back`` steps before the last one in its contribution."""
-        async with self.stream(peer) as stream:
-            return decode_reading(await self._answer_of(stream, AskReading(parts.round, back)))
+        return decode_reading(await self._answer_of(stream, AskReading(parts.round, back)))
 
     @asynccontextmanager
-    async def stream(self, peer: PeerId) -> AsyncIterator[Stream]:
-        """Open a stream on which a peer answers one question after the other.
+    async def stream(
+        self, peer: PeerId, within_s: float
+    ) -> AsyncIterator[tuple[Stream, asyncio.Timeout]]:
+        """Open a stream on which a peer answers one question after the other, until a deadline that
+        counts from when it is open.
 
-        An invalid answer is as good as none: ``NotHere``.
+        Raises ``NotHere``, also for an invalid answer, ``TooSlow`` and the failures of the network.
         """
         async with stream_to(self._host, peer, self._protocol) as stream:
             if stream.relayed:
                 raise StreamBroken(peer, RELAYED)
-            try:
-                yield stream
-            except BadMessage as error:
-                raise NotHere(str(error)) from error
-
-    @asynccontextmanager
-    async def _timed_stream(
-        self, peer: PeerId, within_s: float
-    ) -> AsyncIterator[tuple[Stream, asyncio.Timeout]]:
-        """``stream`` with a deadline that counts from when it is open. Raises ``TooSlow``."""
-        async with self.stream(peer) as stream:
             began = self._around.now()
             try:
                 async with asyncio.timeout(within_s) as deadline:
                     yield stream, deadline
+            except BadMessage as error:
+                raise NotHere(str(error)) from error
             except (StreamBroken, TimeoutError) as error:
                 took_s = self._around.now() - began
                 if isinstance(error, TimeoutError) or took_s >= STALL_MAX_S:
@@ -806,7 +780,7 @@ class Auditing(Guard):
     async def _fetch_proof(self, peer: PeerId, message: Accused) -> None:
         name = message.proof
         try:
-            async with self._timed_stream(peer, PROOF_HEAD_S) as (stream, deadline):
+            async with self.stream(peer, PROOF_HEAD_S) as (stream, deadline):
                 frame = await self._answer_of(stream, AskProof(name))
                 if len(frame) > HEAD_MAX_BYTES:
                     raise BadProof("its head is too large")
@@ -836,7 +810,7 @@ class Auditing(Guard):
             self._fetching.pop(peer, None)
 
 
-def _shown_of(uploads: Uploads, indices: Sequence[int], piece: int, *, alone: bool) -> list[Shown]:
+def _shown_of(uploads: Uploads, indices: Iterable[int], piece: int, *, alone: bool) -> list[Shown]:
     """A piece of the uploads of some slices. Raises ``NotHere``."""
     found = []
     for index in indices:
@@ -854,15 +828,16 @@ def _claims_in(frame: memoryview) -> tuple[Claim, ...]:
     return decode_claims(bytes(frame))
 
 
-def _head(
-    parts: Parts, index: int, claim: Claim, piece: int, path: Path, *, merged: bool
-) -> FalseMerge:
-    return FalseMerge(
+def _case(parts: Parts, index: int, piece: int) -> _Case:
+    """The audit of a slice that another peer has merged."""
+    leaves = parts.evidence.merged_leaves.get(index, [])
+    head = FalseMerge(
         commit=parts.encoded_commit,
         slice=index,
-        merged=merged,
-        claim=claim,
+        merged=True,
+        claim=parts.evidence.merged[index],
         sources=(),
         piece=piece,
-        paths=(path,),
+        paths=(path_to(piece, leaves),),
     )
+    return _Case(head, parts.merged[index].data[parts.cutting.place(index, piece, merged=True)])

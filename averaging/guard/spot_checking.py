@@ -20,9 +20,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from averaging.guard.auditing import Auditing, Differs
+from averaging.guard.auditing import Auditing
 from averaging.guard.rules.spot_checks import SpotChecks, expected
-from averaging.history.claims import Claim, authors, hash_of
+from averaging.history.claims import Claim, authors
 from averaging.history.readings import Reading
 from averaging.live.services import Services
 from averaging.live.slices.evidence import Uploads
@@ -31,7 +31,8 @@ from averaging.live.streams.questions import WORLD, NotHere
 from averaging.messages import Suspected
 from averaging.numbers.arithmetic import Moved
 from averaging.numbers.arrays import Float32s
-from averaging.numbers.chunks import Chunk, leads_to
+from averaging.numbers.chunks import Chunk
+from dht.host import Stream
 from dht.identity import PeerId
 
 
@@ -128,12 +129,12 @@ class SpotChecking:
             async with asyncio.timeout(within_s):
                 sources = [await self._source(parts, index, drawn) for index in indices]
             asked = True
-            async with asyncio.timeout(within_s):
+            async with self._audits.stream(author, within_s) as (stream, _):
                 step = self._checks.step_to_read(entry.mark, entry.steps)
-                reading = await self._audits.reading_of(author, parts, entry.mark - step)
+                reading = await self._audits.reading_on(stream, parts, entry.mark - step)
                 if reading is None:
                     raise _OtherDataThere("it does not read the run's data, or cannot say where")
-                after = await self._with_contribution(parts, before, author, sources)
+                after = await self._with_contribution(parts, before, stream, sources)
             own = await self._expected(parts, uploads, before, steps=entry.steps)
             trial = Trial(fragment, author, reading, before, after)
             losses = await self._judge.judge(trial)
@@ -248,21 +249,14 @@ class SpotChecking:
         )
 
     async def _with_contribution(
-        self, parts: Parts, before: Float32s, author: PeerId, sources: Sequence[Claim]
+        self, parts: Parts, before: Float32s, stream: Stream, sources: Sequence[Claim]
     ) -> Float32s:
         """The state with the contribution, as it was merged. Raises ``NotHere`` or a ``WORLD``."""
         after = await self._around.threads.run(before.copy)
-        async with self._audits.stream(author) as stream:
-            for index, source in enumerate(sources):
-                pieces = parts.cutting.chunks[index]
-                for number, chunk in enumerate(pieces):
-                    (each,) = await self._audits.shown_on(stream, parts, [index], number)
-                    data = each.data
-                    if not leads_to(source.made, each.path, data, index=number, count=len(pieces)):
-                        error = Differs(index, source, each.claim)
-                        self._audits.compare(parts, error)
-                        raise error
-                    await self._around.threads.run(self._add, parts, chunk, before, after, data)
+        for index, source in enumerate(sources):
+            for number, chunk in enumerate(parts.cutting.chunks[index]):
+                (each,) = await self._audits.shown_on(stream, parts, {index: source}, number)
+                await self._around.threads.run(self._add, parts, chunk, before, after, each.data)
         return after
 
     async def _source(self, parts: Parts, index: int, entry: int) -> Claim:
@@ -275,9 +269,8 @@ class SpotChecking:
             sources = parts.evidence.sources[index]
         else:
             try:
-                (sources,) = await self._audits.sources_of(reducer, parts, [index], merged=True)
-                if hash_of(sources) != merged.sources:
-                    raise NotHere("it lists other claims than those that it has signed")
+                claims = {index: merged}
+                (sources,) = await self._audits.sources_of(reducer, parts, claims, merged=True)
             except NotHere as error:
                 self._audits.strike(reducer, str(error), parts)
                 raise _Uncheckable from error

@@ -245,11 +245,6 @@ class Parts:
             self.round, self.commit, self.cutting, self.evidence, own, alone, self._shown
         )
 
-    def delegates(self) -> list[int]:
-        """Roster indices of other members that carry the contributions of their sites."""
-        named = {entry.delegate for entry in self.commit.members if entry.delegate is not None}
-        return sorted(named - {self.entry})
-
     def is_here(self, index: int) -> None:
         """The merged slice is complete, or will be: riders may have it."""
         self.traffic.merged.add(index)

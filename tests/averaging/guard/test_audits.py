@@ -191,6 +191,29 @@ def test_bundles_of_a_site_are_audited_and_a_delegate_that_lies_is_banned(
     assert others == [others[0]] * 3 and not liar
 
 
+async def test_an_auditor_asks_a_delegate_once_for_a_piece_of_its_bundle(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Asked again, for the audit of its bundle, a delegate could show another one than it had shown
+    for the audit of the merged slice: nobody compared the two."""
+    asked: Counter[tuple[PeerId, PeerId, bytes, int, int]] = Counter()
+    show = Auditing._show
+
+    async def noting(self: Auditing, stream: Stream, request: AskUpload) -> None:
+        if not request.alone:
+            who = self._host.peer_id, stream.remote
+            asked.update((*who, request.round, index, request.piece) for index in request.slices)
+        await show(self, stream, request)
+
+    monkeypatch.setattr(Auditing, "_show", noting)
+    async with swarm(MemoryNetwork()) as made:
+        peers = await honest(made, EVERYTHING, site="attic")
+        peers.append(await made.add("dora", policy=EVERYTHING))
+        await made.live(40.0)
+        assert any(e.get("delegates") for e in peers[0].told("round"))
+        assert audits_of(peers) > 20 and max(asked.values()) == 1
+
+
 async def test_a_peer_that_comes_later_is_shown_the_proof_and_one_that_restarts_has_kept_it(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -420,7 +443,7 @@ async def test_strangers_that_hold_all_places_of_a_peer_do_not_have_it_refuse_au
         assert len(strangers) * SERVED_PER_PEER_MAX == SERVED_MAX
         await asyncio.sleep(0.1)
         with pytest.raises(NotHere, match="that proof is not kept here"):
-            async with whole(boris.averager).stream(anna.id) as stream:
+            async with whole(boris.averager).stream(anna.id, 5.0) as (stream, _):
                 await ask(stream, AskProof(bytes(32)))
                 await next_data(stream)
         for stranger in strangers:

@@ -286,7 +286,7 @@ async def test_a_slow_author_holds_nobody_up_and_is_struck_only_if_it_has_failed
     poison(monkeypatch)
 
     async with swarm(MemoryNetwork(), layout=LAYOUT) as made:
-        how = {"clara": {"quick": 0}, "mallory": {"quick": 1}}
+        how = {"clara": {"quick": 0}, "mallory": {"quick": 2}}
         peers = await checking(made, *NAMES, "mallory", judged_by=how)
         anna, boris, clara, _ = peers
 
