@@ -183,6 +183,34 @@ def test_a_leader_that_wastes_joins_costs_three_others_a_third_of_their_rounds_a
     assert made >= usual * 2 / 3
 
 
+@pytest.mark.slow  # it tells how well a swarm does; storms have such members, too
+@pytest.mark.parametrize(("members", "silent", "share"), [(4, 1, 1.0), (7, 2, 1.0), (4, 2, 0.25)])
+@pytest.mark.parametrize("seed", range(1, 11))
+def test_members_that_withhold_their_votes_cost_nothing_while_a_majority_answers(
+    members: int, silent: int, share: float, seed: int
+) -> None:
+    swarm, usual = swarm_of(members, seed=seed), swarm_of(members, seed=seed)
+    withholds = frozenset(swarm.names[-silent:])
+    withheld = 0
+
+    def reaches(sender: PeerId, to: PeerId, message: said.Message) -> bool:
+        nonlocal withheld
+        is_vote = sender in withholds and isinstance(message, said.Accepted | said.Promise)
+        withheld += is_vote and to != sender
+        return not is_vote or to == sender
+
+    swarm.on_send = reaches
+    for each in (swarm, usual):
+        each.run(400.0)
+
+    others = [node.state for node in swarm.trainers() if node.name not in withholds]
+    made, most = min(state.version for state in others if state), max(usual.versions())
+    print(  # noqa: T201
+        f"{silent} of {members} withhold {withheld} votes, seed {seed}: {made} versions of {most}"
+    )
+    assert made >= most * share
+
+
 @pytest.mark.parametrize("passes", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_a_peer_that_calls_again_and_again_and_refuses_who_comes_costs_others_no_more(
     passes: bool,
