@@ -46,21 +46,6 @@ class SubnormalsFlushed(AveragingError):
     )
 
 
-class CodecsDiffer(AveragingError):
-    """A compiled codec and numpy's disagree on this machine."""
-
-    codec: str
-    what: str
-    message = "compiled {codec} has other bits than numpy's in {what}"
-
-
-class CodecsNotCompiled(AveragingError):
-    """Codecs could not be compiled, so numpy's are used: the same bits in more time."""
-
-    reason: str
-    message = "codecs are not compiled: {reason}"
-
-
 class LineageBroken(AveragingError):
     """A replay entry that does not follow from the state that it was to be applied to."""
 

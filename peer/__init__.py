@@ -7,11 +7,12 @@
   has a peer's files.
 - ``events`` are told in words; ``views`` show them and the figures of a peer.
 - ``cli`` is the ``shoal`` command, with ``simulate`` (a swarm in virtual time) and ``demo``.
-- ``extras`` is optional: ``credit`` counts who contributed what, ``site`` publishes exports and a
-  page of the run, ``orders`` are the owner's, ``hosting`` is a bootstrap peer, ``doctor`` examines
-  a machine, ``use`` continues texts and measures losses, ``bases`` are published models and
-  adapters on them, ``export`` writes a model for other programs, ``explain`` tells stories from
-  event logs, ``run_lists`` are lists of runs, ``experiments`` the commands of experiments.
+- ``extras`` is optional: ``credit`` counts who contributed what, ``compiled`` has faster codecs,
+  ``site`` publishes exports and a page of the run, ``orders`` are the owner's, ``hosting`` is a
+  bootstrap peer, ``doctor`` examines a machine, ``use`` continues texts and measures losses,
+  ``bases`` are published models and adapters on them, ``export`` writes a model for other programs,
+  ``explain`` tells stories from event logs, ``run_lists`` are lists of runs, ``experiments`` the
+  commands of experiments.
 - ``calls`` of peers of a run: ``status``, ``description``. ``contributors``: rows of who
   contributed what. ``errors``: all expected failures. ``installed``: optional parts, and documents
   that messages name. ``quantities``, ``signals``, ``processes``, ``https``: small parts that

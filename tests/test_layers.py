@@ -66,6 +66,7 @@ ORDER = (
     "peer.demo",
     "peer.cli",
     "peer.extras",
+    "peer.extras.compiled",
     "peer.extras.export",
     "peer.extras.bases",
     "peer.extras.credit.accounting",

@@ -11,7 +11,6 @@ Start reading at ``averager`` (one per run and peer: timers, turns, incoming mes
 - ``states``: states that others made, and those that others ask for; ``following`` takes them
 - ``guard``: what is asked of defences against members that lie, and told to them
 - ``streams``: messages and streams, their order on a slow line, buffers and threads
-- ``compiling``: compiled codecs, where numba is installed
 - ``settings``, ``learner_port``: the values and protocols between the modules
 
 Decisions do not belong here. ``averaging.round.machine`` decides whether a round begins, who is in

@@ -11,7 +11,6 @@ round, with payloads of several columns and cheap bounds on norms.
 - ``layout chunks``: where values are. ``layout`` has fragments and slices; ``chunks``
   divides work among threads, and slices into the pieces over which their digests are made.
 - ``codec codecs tiles``: values as bytes, and the table of codecs.
-- ``kernels compiled_codecs``: the same codecs as machine code, where numba is installed.
 - ``merge outer``: merge rules, and the outer optimizer.
 - ``arrays``: sums in a fixed order.
 

@@ -8,9 +8,9 @@ too, but no other peer has to repeat it.
 Work is done on tiles of 512 blocks, which stay in the processor's cache. numpy releases the GIL for
 each tile, so callers divide units among threads, each with a ``Scratch`` of its own.
 
-``averaging.numbers.compiled_codecs`` has the same codecs with kernels that take a block through all
-passes in the first cache. (Kernels for single passes over a tile, such as the one that packs its
-codes, save next to nothing, because tiles then travel through the caches as often.)
+``peer.extras.compiled`` has the same codecs with kernels that take a block through all passes in
+the first cache. (Kernels for single passes over a tile, such as the one that packs its codes, save
+next to nothing, because tiles then travel through the caches as often.)
 """
 
 from __future__ import annotations

@@ -24,6 +24,7 @@ from peer.agent.questions import Questions
 from peer.agent.saver import Saver
 from peer.agent.services import Begin, FirstStates, of_every_peer
 from peer.errors import PeerError
+from peer.installed import extras
 from peer.rules.leaving import Departure
 from peer.storage.credentials import check_admitted
 
@@ -38,7 +39,10 @@ async def live(peer: Peer, *also: Coroutine[Any, Any, None]) -> Departure:
         stack.callback(peer.log.close)
         check_subnormals()
         peer.tell_place_of_state()
-        first = (*also, peer.compile_codecs(), peer.guest.watch_machine())
+        compiling = [
+            part.compile_codecs(peer.layout.size, peer.event) for part in extras("compiled.loading")
+        ]
+        first = (*also, *compiling, peer.guest.watch_machine())
         try:
             async with asyncio.TaskGroup() as tasks:
                 helpers = [tasks.create_task(work) for work in first]

@@ -16,10 +16,8 @@ from typing import Any, Literal
 
 import msgspec
 
-from averaging.errors import CodecsNotCompiled
 from averaging.history.state import FragmentState
 from averaging.live.averager import Averager
-from averaging.live.compiling import COMPILE_FROM_VALUES, can_compile, use_compiled_codecs
 from averaging.live.states.state_files import StateFiles, working_bytes
 from averaging.numbers.arrays import Float32s, uninitialised_floats
 from averaging.numbers.layout import Layout
@@ -193,20 +191,6 @@ class Peer:
         """Report where the state is kept, if that is not the usual place."""
         if self._state_place:
             self.event("state_place", text=self._state_place)
-
-    async def compile_codecs(self) -> None:
-        """Take compiled codecs into use if the compiler is installed and the model is large."""
-        values = sum(fragment.size for fragment in self.layout.fragments)
-        if values < COMPILE_FROM_VALUES or not can_compile():
-            return
-        began = asyncio.get_running_loop().time()
-        try:
-            await use_compiled_codecs()
-        except CodecsNotCompiled as error:
-            self.event("codecs_not_compiled", reason=error.reason)
-        else:
-            took_s = asyncio.get_running_loop().time() - began
-            self.event("codecs_compiled", took_s=took_s)
 
     # --- the end --------------------------------------------------------------------------------
 

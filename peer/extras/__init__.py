@@ -1,6 +1,7 @@
 """The optional parts of a peer: each room stands beside the core and may import it.
 
     bases        runs that begin from a published model, and adapters (LoRA) on it
+    compiled     codecs as machine code, for large models
     credit       who contributed what
     curves       curves in TensorBoard, Weights & Biases and Kubeflow Trainer
     doctor       checks of this machine and its network

@@ -89,14 +89,14 @@ def _seconds(work: Callable[[], object]) -> float:
 def main() -> None:
     process, began = psutil.Process(), time.process_time()
     before = process.memory_full_info().pss
-    from averaging.numbers import compiled_codecs
+    from peer.extras.compiled import codecs
 
-    compiled_codecs.check()
+    codecs.check()
     more = process.memory_full_info().pss - before
     print(f"loading takes {time.process_time() - began:.1f} CPU s and {more / 1e6:.0f} MB")
     rows: dict[tuple[str, str], list[float]] = {}
     for _ in range(2):
-        for change in (compiled_codecs.give_back, compiled_codecs.take):
+        for change in (codecs.give_back, codecs.take):
             change()
             for speed in measure(values=8 * UNIT_MAX_VALUES, repetitions=5):
                 rows.setdefault((speed.codec, speed.what), []).append(speed.gb_per_s)

@@ -17,7 +17,6 @@ from averaging.guard.door import Defences
 from averaging.history.adoption import Parting
 from averaging.history.state import FragmentState
 from averaging.live.averager import Averager
-from averaging.live.compiling import can_compile, use_compiled_codecs
 from averaging.live.learner_port import Progress, Snapshot
 from averaging.live.settings import AveragerSettings, RunTerms, Surroundings
 from averaging.live.settings import Participant as RunParticipant
@@ -38,6 +37,7 @@ from dht.host import Stream
 from dht.identity import Identity, PeerId, RunId
 from dht.libp2p.hivemind_host import HivemindHost, HostSettings
 from dht.libp2p.lane.connection import LaneSettings
+from peer.extras.compiled.loading import can_compile, use_compiled_codecs
 from tests.benchmark.participant import Participant, Reply, Setup, contribution
 
 _R = TypeVar("_R")

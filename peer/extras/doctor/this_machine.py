@@ -15,9 +15,13 @@ from typing import Literal
 
 from multiaddr import Multiaddr
 
-from averaging.errors import CodecsNotCompiled
-from averaging.live.compiling import COMPILE_FROM_VALUES, can_compile, try_compiler
 from dht.bounded_mapping import ALL
+from peer.extras.compiled.loading import (
+    COMPILE_FROM_VALUES,
+    CodecsNotCompiled,
+    can_compile,
+    try_compiler,
+)
 from peer.guest.machine import CGROUP, memory
 from peer.rules.rented import Container
 from peer.storage.address import listen_briefly

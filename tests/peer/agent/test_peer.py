@@ -15,7 +15,6 @@ import msgspec
 import numpy as np
 import pytest
 
-from averaging.errors import CodecsNotCompiled
 from averaging.history.manifest import rolled_back
 from averaging.history.merged_map import MergedMap
 from averaging.history.state import FragmentState
@@ -24,8 +23,6 @@ from averaging.rules.peer_view import PeerView
 from dht.identity import Identity, PeerId
 from dht.membership.credentials import Directive, Signer, encode
 from dht.membership.orders import Attested, Orders, Rollback, Root
-from dht.memory.virtual_loop import run as virtual_run
-from peer.agent import peer as peer_module
 from peer.agent.figures import work_in_progress
 from peer.agent.idleness import OwnersRest
 from peer.agent.peer import LINES_PER_MINUTE, PAUSE_MAX_S, SENTENCES_MAX, Peer, Repeats
@@ -563,36 +560,6 @@ async def test_a_peer_at_rest_for_a_used_volume_or_a_paused_run_offers_nothing_a
     await asyncio.sleep(2.0)
     assert rest.obey() and shown() == "in the run"
     assert not offering.offers
-
-
-@pytest.mark.parametrize("error", [None, CodecsNotCompiled("no room for the cache")])
-def test_a_peer_of_a_large_model_compiles_codecs_and_says_so_once(
-    made: tuple[Peer, Hearing],
-    monkeypatch: pytest.MonkeyPatch,
-    error: CodecsNotCompiled | None,
-) -> None:
-    local, hearing = made
-    tries = []
-
-    async def use() -> None:
-        tries.append(1)
-        if error is not None:
-            raise error
-
-    monkeypatch.setattr(peer_module, "use_compiled_codecs", use)
-    monkeypatch.setattr(peer_module, "can_compile", lambda: True)
-    virtual_run(local.compile_codecs())
-    assert not tries, "a small model gains nothing"
-    values = sum(fragment.size for fragment in local.layout.fragments)
-    monkeypatch.setattr(peer_module, "COMPILE_FROM_VALUES", values)
-    virtual_run(local.compile_codecs())
-    name = "codecs_compiled" if error is None else "codecs_not_compiled"
-    ((told, fields),) = hearing.heard
-    assert told == name and len(tries) == 1
-    assert error is None or fields["reason"] == "no room for the cache"
-    monkeypatch.setattr(peer_module, "can_compile", lambda: False)
-    virtual_run(local.compile_codecs())
-    assert len(tries) == 1
 
 
 async def test_the_figures_in_the_folder_stay_when_the_peer_enters_another_phase(

@@ -15,7 +15,6 @@ from typing import Any
 import pytest
 from multiaddr import Multiaddr
 
-from averaging.live import compiling
 from dht.bounded_mapping import BoundedMapping, by_age
 from dht.identity import PeerId, RunId
 from dht.libp2p.lane.connection import Path as LanePath
@@ -27,6 +26,7 @@ from dht.memory.virtual_loop import run
 from dht.presence.presence import Presence
 from dht.presence.this_peer import Events, PresenceEvent, Profile
 from peer.errors import Unusable
+from peer.extras.compiled import loading
 from peer.extras.doctor import this_machine
 from peer.extras.doctor.network import (
     Plan,
@@ -444,10 +444,10 @@ def test_a_host_without_torch_is_told_that_it_cannot_train(monkeypatch: pytest.M
 
 def test_the_doctor_says_which_codecs_a_peer_would_use(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(this_machine, "can_compile", lambda: True)
-    monkeypatch.setattr(compiling, "IMPORT", "")
+    monkeypatch.setattr(loading, "IMPORT", "")
     finding = asyncio.run(check_codecs())
     assert (finding.state, finding.text[:8]) == ("ok", "compiled")
-    monkeypatch.setattr(compiling, "IMPORT", "raise ImportError('Numba needs NumPy 2.4 or less')")
+    monkeypatch.setattr(loading, "IMPORT", "raise ImportError('Numba needs NumPy 2.4 or less')")
     finding = asyncio.run(check_codecs())
     assert finding.state == "warning" and "Numba needs NumPy 2.4 or less" in finding.text
     monkeypatch.setattr(this_machine, "can_compile", lambda: False)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import importlib.util
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import AsyncExitStack
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,18 +18,28 @@ from tests.processes import Child, still_running
 
 pytest.importorskip("numba", reason="compiled codecs need the extra 'fast'")
 
-from averaging.errors import CodecsNotCompiled
 from averaging.history import replay
-from averaging.live import compiling
-from averaging.live.compiling import can_compile, try_compiler, use_compiled_codecs
-from averaging.numbers import arithmetic, compiled_codecs, kernels
+from averaging.numbers import arithmetic
 from averaging.numbers.codec import Codec
 from averaging.numbers.codecs import codec_named
-from averaging.numbers.compiled_codecs import PAIRS
 from averaging.rules.policy import RoundPolicy
+from dht.errors import PeerUnreachable
 from dht.memory.host import MemoryNetwork
 from dht.memory.virtual_loop import run
+from peer.agent import life
+from peer.agent.peer import Peer
+from peer.agent.services import Role
+from peer.extras.compiled import codecs, kernels, loading
+from peer.extras.compiled.codecs import PAIRS
+from peer.extras.compiled.loading import (
+    CodecsNotCompiled,
+    can_compile,
+    compile_codecs,
+    try_compiler,
+    use_compiled_codecs,
+)
 from tests.averaging.live.quadratic import POLICY, swarm
+from tests.peer.agent.example_peers import peer_in
 
 COMPILED = {codec.name: codec for _, codec in PAIRS}
 
@@ -37,7 +48,7 @@ COMPILED = {codec.name: codec for _, codec in PAIRS}
 def table() -> Iterator[None]:
     """The table of codecs is as before when a test ends."""
     yield
-    compiled_codecs.give_back()
+    codecs.give_back()
 
 
 def are_compiled() -> set[bool]:
@@ -61,12 +72,12 @@ def test_codecs_are_compiled_and_taken_into_use() -> None:
 def test_a_compiler_that_fails_leaves_the_codecs_of_numpy(
     monkeypatch: pytest.MonkeyPatch, script: str, timeout_s: float, reason: str
 ) -> None:
-    monkeypatch.setattr(compiling, "COMPILE", script)
+    monkeypatch.setattr(loading, "COMPILE", script)
     with pytest.raises(CodecsNotCompiled, match=reason):
         asyncio.run(use_compiled_codecs(timeout_s=timeout_s))
     assert are_compiled() == {False}
-    monkeypatch.setattr(compiling, "IMPORT", script)
-    monkeypatch.setattr(compiling, "COMPILE_WITHIN_S", timeout_s)
+    monkeypatch.setattr(loading, "IMPORT", script)
+    monkeypatch.setattr(loading, "COMPILE_WITHIN_S", timeout_s)
     with pytest.raises(CodecsNotCompiled, match=reason):
         asyncio.run(try_compiler())
 
@@ -77,9 +88,9 @@ def test_the_process_that_compiles_ends_with_the_peer(tmp_path: Path) -> None:
     compiles = f"open({str(at)!r}, 'w').write(str(os.getpid())); import time; time.sleep(60)"
     killed = f"""
 import asyncio
-from averaging.live import compiling
-compiling.COMPILE = {compiles!r}
-asyncio.run(compiling.use_compiled_codecs())
+from peer.extras.compiled import loading
+loading.COMPILE = {compiles!r}
+asyncio.run(loading.use_compiled_codecs())
 """
     deadline = time.monotonic() + 60.0
     with Child("-c", killed) as peer:
@@ -101,7 +112,7 @@ def test_files_of_the_current_folder_are_not_imported(
 def test_codecs_that_differ_from_numpy_in_this_process_are_not_used(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(compiling, "COMPILE", "")
+    monkeypatch.setattr(loading, "COMPILE", "")
     kernel = kernels.encode
     monkeypatch.setattr(
         kernels,
@@ -118,6 +129,57 @@ def test_codecs_that_differ_from_numpy_in_this_process_are_not_used(
 def test_without_the_package_nothing_can_be_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     assert not can_compile()
+
+
+@pytest.mark.parametrize("error", [None, CodecsNotCompiled("no room for the cache")])
+def test_a_peer_of_a_large_model_compiles_codecs_and_says_so_once(
+    monkeypatch: pytest.MonkeyPatch, error: CodecsNotCompiled | None
+) -> None:
+    tries, told = [], []
+
+    async def use() -> None:
+        tries.append(1)
+        if error is not None:
+            raise error
+
+    def event(name: str, **fields: object) -> None:
+        told.append((name, fields))
+
+    monkeypatch.setattr(loading, "use_compiled_codecs", use)
+    monkeypatch.setattr(loading, "can_compile", lambda: True)
+    run(compile_codecs(loading.COMPILE_FROM_VALUES - 1, event))
+    assert not tries, "a small model gains nothing"
+    run(compile_codecs(loading.COMPILE_FROM_VALUES, event))
+    ((name, fields),) = told
+    assert name == ("codecs_compiled" if error is None else "codecs_not_compiled")
+    assert len(tries) == 1
+    assert error is None or fields["reason"] == "no room for the cache"
+    monkeypatch.setattr(loading, "can_compile", lambda: False)
+    run(compile_codecs(loading.COMPILE_FROM_VALUES, event))
+    assert len(tries) == 1
+
+
+def test_a_peer_compiles_codecs_from_its_first_moment_on(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    asked = []
+
+    async def compile_codecs(values: int, event: Callable[..., None]) -> None:
+        asked.append((values, event))
+
+    async def go_online(peer: Peer, stack: AsyncExitStack) -> None:
+        await asyncio.sleep(1.0)
+        raise PeerUnreachable("anna", "nobody is there")
+
+    async def main() -> None:
+        peer = peer_in(tmp_path, Role())
+        with pytest.raises(PeerUnreachable):
+            await life.live(peer)
+        assert asked == [(16, peer.event)]
+
+    monkeypatch.setattr(loading, "compile_codecs", compile_codecs)
+    monkeypatch.setattr(life, "go_online", go_online)
+    run(main())
 
 
 MOSTLY = replace(POLICY, audit_rate=1.0)

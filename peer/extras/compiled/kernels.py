@@ -10,7 +10,7 @@ operation by operation, on any processor: without ``fastmath`` LLVM neither fuse
 add nor changes the order of operations, and ``error_model`` makes division follow IEEE 754. No
 kernel starts a thread. Callers have checked all lengths: a kernel checks none.
 
-Only ``averaging.numbers.compiled_codecs`` imports this module, and ``import averaging`` does not.
+Only ``codecs`` beside it imports this module, where numba is installed.
 """
 
 from __future__ import annotations

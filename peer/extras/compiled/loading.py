@@ -1,4 +1,4 @@
-"""Compiled codecs (``averaging.numbers.compiled_codecs``), taken into use beside the event loop.
+"""Compiled codecs, taken into use beside the event loop.
 
 They need numba, an optional package. Until they are there, and where they cannot be had, numpy's
 codecs do the work: both have the same bits, and a round may use either.
@@ -14,8 +14,9 @@ from __future__ import annotations
 import asyncio
 import importlib.util
 import sys
+from collections.abc import Callable
 
-from averaging.errors import CodecsNotCompiled
+from peer.errors import PeerError
 
 COMPILE_FROM_VALUES = 10_000_000
 """Smallest model for which it pays. Compiled codecs save 1.5 ns for each value and round, and cost
@@ -42,9 +43,32 @@ IMPORT = "import numba"
 
 COMPILE = """
 os.nice({niceness})
-from averaging.numbers import compiled_codecs
-compiled_codecs.check()
+from peer.extras.compiled import codecs
+codecs.check()
 """
+
+
+class CodecsNotCompiled(PeerError):
+    """Codecs could not be compiled, so numpy's are used: the same bits in more time."""
+
+    reason: str
+    message = "codecs are not compiled: {reason}"
+
+
+async def compile_codecs(values: int, event: Callable[..., None]) -> None:
+    """Take compiled codecs into use if the compiler is installed and the model is large.
+
+    ``values``: those of the model. ``event`` hears whether the codecs could be compiled.
+    """
+    if values < COMPILE_FROM_VALUES or not can_compile():
+        return
+    began = asyncio.get_running_loop().time()
+    try:
+        await use_compiled_codecs()
+    except CodecsNotCompiled as error:
+        event("codecs_not_compiled", reason=error.reason)
+    else:
+        event("codecs_compiled", took_s=asyncio.get_running_loop().time() - began)
 
 
 def can_compile() -> bool:
@@ -98,7 +122,7 @@ async def _run(script: str, *, timeout_s: float) -> None:
 
 
 def _load() -> None:
-    from averaging.numbers import compiled_codecs
+    from peer.extras.compiled import codecs
 
-    compiled_codecs.check()
-    compiled_codecs.take()
+    codecs.check()
+    codecs.take()

@@ -1,7 +1,7 @@
 """Compiled codecs have the bits of numpy's, whatever the values and the shapes are.
 
-``python -m tests.averaging.numbers.test_compiled_codecs`` puts them into the table of codecs of its
-own process and runs tests of codecs and outer steps on them, those of golden files among them.
+``python -m tests.peer.extras.compiled.test_codecs`` puts them into the table of codecs of its own
+process and runs tests of codecs and outer steps on them, those of golden files among them.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from hypothesis import strategies as st
 
 pytest.importorskip("numba", reason="compiled codecs need the extra 'fast'")
 
-from averaging.errors import BadPayload, CodecsDiffer, NotFinite
-from averaging.numbers import compiled_codecs, kernels
+from averaging.errors import BadPayload, NotFinite
 from averaging.numbers.arrays import SUM_TILE
 from averaging.numbers.codec import Addends, Codec, Scratch
 from averaging.numbers.codecs import Float32
-from averaging.numbers.compiled_codecs import PAIRS, compare, compare_sums
 from averaging.numbers.merge import Units, merge_encoded, rule_named
 from averaging.numbers.outer import Nesterov, Step, step_encoded
+from peer.extras.compiled import codecs, kernels
+from peer.extras.compiled.codecs import PAIRS, CodecsDiffer, compare, compare_sums
 
-HERE = Path(__file__).parent
-TESTS = [HERE / f"test_{name}.py" for name in ("codec", "outer")]
+ROOT = Path(__file__).parents[4]
+TESTS = [ROOT / "tests/averaging/numbers" / f"test_{name}.py" for name in ("codec", "outer")]
 KEPT = "not f32 and (golden or group or alignment or threads or refused or encoded)"
 """The other tests hold for any codec with the same bits."""
 IGNORED = ("-W", "ignore::pytest.PytestAssertRewriteWarning")
@@ -55,7 +55,7 @@ def encoded(codec: Codec, values: Any, sizes: tuple[int, ...] = SIZES) -> bytear
 def test_the_table_with_compiled_codecs_passes_the_tests_of_codecs() -> None:
     command = [sys.executable, "-m", __name__]
     ran = subprocess.run(
-        command, cwd=HERE.parents[2], capture_output=True, text=True, timeout=250, check=False
+        command, cwd=ROOT, capture_output=True, text=True, timeout=250, check=False
     )
     assert ran.returncode == 0, ran.stdout + ran.stderr
     passed = re.search(r"(\d+) passed", ran.stdout)
@@ -217,7 +217,7 @@ def test_squares_are_added_in_the_order_of_numpy(count: int) -> None:
 
 
 def test_a_kernel_with_another_bit_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    compiled_codecs.check()
+    codecs.check()
     kernel = kernels.step
 
     def fused(codec: int, tiles: Any, data: Any, theta: Any, *others: Any) -> None:
@@ -228,7 +228,7 @@ def test_a_kernel_with_another_bit_is_found_out(monkeypatch: pytest.MonkeyPatch)
 
     monkeypatch.setattr(kernels, "step", fused)
     with pytest.raises(CodecsDiffer, match="int2 has other bits than numpy's in theta"):
-        compiled_codecs.check()
+        codecs.check()
 
 
 @pytest.mark.parametrize("name", ["encode", "merge", "decode", "step"])
@@ -242,5 +242,5 @@ def test_no_call_compiles_anything(name: str) -> None:
 
 
 if __name__ == "__main__":
-    compiled_codecs.take()
+    codecs.take()
     sys.exit(pytest.main(["-q", "-p", "no:cacheprovider", "-k", KEPT, *IGNORED, *map(str, TESTS)]))

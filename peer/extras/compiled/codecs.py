@@ -1,8 +1,8 @@
 """The codecs with compiled kernels in place of numpy's passes: the same bytes in less time.
 
-A class here is one of ``codecs`` and takes from it everything that is not worth a kernel.
-``averaging.live.compiling`` puts them into the table of codecs when they have been compared with
-numpy on this machine.
+A class here is one of ``averaging.numbers.codecs`` and takes from it everything that is not worth a
+kernel. ``loading`` puts them into the table of codecs when they have been compared with numpy on
+this machine.
 """
 
 from __future__ import annotations
@@ -14,8 +14,7 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from averaging.errors import CodecsDiffer, NotFinite
-from averaging.numbers import kernels
+from averaging.errors import NotFinite
 from averaging.numbers.arrays import (
     WORK_VALUES,
     Buffer,
@@ -30,8 +29,18 @@ from averaging.numbers.codec import Addends, Codec, Scratch, checked_bytes, requ
 from averaging.numbers.codecs import Float16, Int2, Int4, Int8, replace
 from averaging.numbers.outer import Nesterov, Step, StepsFused, step_encoded
 from averaging.numbers.tiles import plan_of
+from peer.errors import PeerError
+from peer.extras.compiled import kernels
 
 _NOTHING = np.empty(0, np.float32)
+
+
+class CodecsDiffer(PeerError):
+    """A compiled codec and numpy's disagree on this machine."""
+
+    codec: str
+    what: str
+    message = "compiled {codec} has other bits than numpy's in {what}"
 
 
 class _Compiled(Codec, StepsFused):
