@@ -78,6 +78,11 @@ class Weighted(Addends):
     again: bool = False
     """The result is a contribution itself, which other reducers merge."""
 
+    @property
+    def is_alone(self) -> bool:
+        """True if nobody else's work is merged with this one's, so it is not encoded again."""
+        return self.again and len(self.payloads) == 1
+
     def shares_by_heads(self) -> list[float]:
         """Return weights by which each member counts the same."""
         counts = self.members or [1] * len(self.payloads)
@@ -146,8 +151,11 @@ class Numbers:
         """Merge the members' bytes into ``out``.
 
         ``rest``, a vector of the chunk's size, is set to the part of the merged displacement that
-        encoding it loses.
+        encoding it loses; what ``is_alone`` loses nothing.
         """
+        if given.is_alone:
+            out[:] = given.payloads[0]
+            return
         into, begin = self.up if given.again else self.down, chunk.values.start
         equal = rule_named("mean"), given.shares_by_heads()
         ways = [(self._rule, given.weights), *[equal for _ in self._states]]

@@ -395,7 +395,7 @@ class _Case:
         out = memoryview(bytearray(len(result)))
         deed = f"merged slice {head.slice} falsely"
         try:
-            self._merge(given, out, scratch)
+            self.numbers.merge(chunk, given, out, scratch)
         except NotFinite:
             deed = "merged uploads whose sum is not finite"
         else:
@@ -427,17 +427,8 @@ class _Case:
             return Weighted(payloads, weights, again=True)
         bundles = _bundles(self.head.sources)
         taken = shares(members, weights, bundles, on_probation=commit.on_probation)
-        counts = tuple(share.members for share in taken)
-        several = any(bundles.values()) or commit.on_probation
-        return Weighted(
-            payloads, tuple(share.weight for share in taken), counts if several else None
-        )
-
-    def _merge(self, given: Weighted, out: memoryview, scratch: Scratch) -> None:
-        if not self.head.merged and len(given.payloads) == 1:
-            out[:] = given.payloads[0]  # a bundle of one is not encoded a second time
-        else:
-            self.numbers.merge(self.chunk, given, out, scratch)
+        weights, counts = zip(*((share.weight, share.members) for share in taken), strict=True)
+        return Weighted(payloads, weights, counts)
 
 
 def _deed_of_sources(

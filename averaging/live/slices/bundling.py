@@ -1,7 +1,7 @@
 """A delegate's work for its site in one round: riders' uploads in, one bundle out.
 
 ``averaging.rules.sites`` says why. ``averaging.live.slices.reducing`` receives the uploads and
-``averaging.live.slices.uploading`` sends the bundle, which grows here behind its sources.
+``averaging.live.slices.uploading`` sends the bundle, which grows here.
 Who is in it is decided once, when all is here or time is up. A rider whose upload has an absurd
 norm is left out, as a reducer would leave it out; otherwise the whole bundle would be refused, and
 with it the work of everybody at the site.
@@ -10,15 +10,11 @@ with it the work of everybody at the site.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Sequence
 
 from averaging.live.slices.parts import Parts, Received
 from averaging.live.streams.buffers import GrowingBytes
-from averaging.numbers.arithmetic import Numbers, Weighted
-from averaging.numbers.arrays import Float32s
-from averaging.numbers.chunks import Chunk, digest_of
-from averaging.numbers.codec import Scratch
+from averaging.numbers.arithmetic import Weighted
 from averaging.round.slices import Reducer
 from averaging.rules.usual_norms import UploadNorm
 from averaging.rules.weights import weights_of
@@ -87,64 +83,24 @@ class Bundling:
         self.decided.set()
 
     async def make(self, own: Sequence[GrowingBytes], bundle: Sequence[GrowingBytes]) -> None:
-        """Merge the own slices, as they grow, with those of the riders in the bundle.
+        """Merge the own slices with those of the riders in the bundle.
 
         Raises ``Abandoned``, ``NotFinite``.
         """
-        parts, threads = self.parts, self.parts.threads
-        inside = sorted([self._entry, *(parts.traffic.inside or ())])
+        parts, evidence = self.parts, self.parts.evidence
+        riders = parts.traffic.inside or ()
+        inside = sorted([self._entry, *riders])
         weights = weights_of(parts.commit, inside)
-        evidence = parts.evidence
         for index, growing in enumerate(own):
-            rest = None
-            if parts.rests is not None and inside[1:]:
-                rest = parts.rests.room(index)
-            for chunk, part in parts.cutting.pieces(index):
-                while growing.filled < part.stop:
-                    await growing.beyond(growing.filled)
-                pieces = [
-                    (growing.data if member == self._entry else self._uploads[member, index].data)[
-                        part
-                    ]
-                    for member in inside
-                ]
-                out = bundle[index].data[part]
-                lost = None if rest is None else rest.of(chunk)
-                given = Weighted(pieces, weights, again=True)
-                merge = partial(_merge, parts.numbers, chunk, given, out, lost, threads.scratch)
-                leaves = evidence.own_leaves.setdefault(index, [])
-                leaves.append(await threads.run(merge))
-                if len(leaves) == len(parts.cutting.chunks[index]):
-                    self._claim(index, inside)
-                bundle[index].grow(part.stop)
-            if parts.rests is not None and rest is not None:
-                parts.rests.keep(rest, inside)
+            await growing.beyond(len(growing.data) - 1)  # it is here, or was given up
+            given = {self._entry: (growing.data, evidence.claim_alone(index))}
+            for rider in riders:
+                upload = self._uploads[rider, index]
+                given[rider] = upload.data, upload.claim
+            payloads, claims = zip(*(given[member] for member in inside), strict=True)
+            if riders:
+                evidence.sources_of_own[index] = claims
+            leaves = evidence.own_leaves.setdefault(index, [])
+            merged = Weighted(payloads, weights, again=True)
+            await parts.merge(index, merged, bundle[index], leaves, inside)
         self._uploads.clear()
-
-    def _claim(self, index: int, inside: Sequence[int]) -> None:
-        """Sign the bundle's slice, with the claims of all whose work is in it."""
-        evidence = self.parts.evidence
-        sources = [
-            evidence.claim_alone(index)
-            if member == self._entry
-            else self._uploads[member, index].claim
-            for member in inside
-        ]
-        riders = [member for member in inside if member != self._entry]
-        evidence.claim_own(index, riders, sources if riders else ())
-
-
-def _merge(
-    numbers: Numbers,
-    chunk: Chunk,
-    given: Weighted,
-    out: memoryview,
-    rest: Float32s | None,
-    scratch: Callable[[], Scratch],
-) -> bytes:
-    """Fill a chunk of the bundle. Returns its digest."""
-    if len(given.payloads) == 1:
-        out[:] = given.payloads[0]  # nobody else came: it is not encoded a second time
-    else:
-        numbers.merge(chunk, given, out, scratch(), rest=rest)
-    return digest_of(out)

@@ -73,7 +73,7 @@ class Evidence:
         self.own_leaves: dict[int, list[bytes]] = {}
         """Digests of the pieces of the upload."""
         self.sources_of_own: dict[int, tuple[Claim, ...]] = {}
-        """The claims that went into the bundle."""
+        """The claims that go into the bundle; of one with riders alone."""
         self.merged: dict[int, Claim] = {}
         """The claims of those who merged the slices."""
         self.merged_leaves: dict[int, list[bytes]] = {}
@@ -92,16 +92,12 @@ class Evidence:
         if not self.is_signed(index, said, merged=merged):
             raise BadPayload("slice", "nobody has signed what it is said to be made of")
 
-    def claim_own(self, index: int, riders: Sequence[int], sources: Sequence[Claim] = ()) -> Claim:
-        """Return the claim about the upload of a slice, all pieces of which are made.
-
-        ``sources``: of a bundle, the claims of its members.
-        """
+    def claim_own(self, index: int, riders: Sequence[int]) -> Claim:
+        """Return the claim about the upload of a slice, all pieces of which are made."""
         known = self.own.get(index)
         if known is None:
-            me = self._entry
+            me, sources = self._entry, self.sources_of_own.get(index, ())
             known = self.own[index] = self._claim(index, [me, *riders], self.own_leaves, sources)
-            self.sources_of_own[index] = tuple(sources)
         return known
 
     def claim_alone(self, index: int) -> Claim:

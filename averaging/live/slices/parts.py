@@ -11,7 +11,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -31,11 +31,11 @@ from averaging.live.streams.fair_shares import ByteBudget
 from averaging.live.streams.links import Transport
 from averaging.live.streams.threads import Threads, is_small
 from averaging.messages import BadMessage
-from averaging.numbers.arithmetic import cutting_of, norm_at_most, numbers_of
+from averaging.numbers.arithmetic import Weighted, cutting_of, norm_at_most, numbers_of
 from averaging.numbers.arrays import Float32s
 from averaging.numbers.chunks import Chunk, digest_of, root_of
 from averaging.numbers.layout import Fragment
-from averaging.round.contributing import Rests
+from averaging.round.contributing import Rest, Rests
 from averaging.round.interface.effects import Enter
 from averaging.round.interface.inputs import MergedArrived, SliceOutcome, UploadArrived
 from averaging.round.traffic import Traffic
@@ -252,6 +252,52 @@ class Parts:
 
     async def until_here(self, index: int) -> None:
         await self._here[index].wait()
+
+    async def merge(
+        self,
+        index: int,
+        given: Weighted,
+        into: GrowingBytes,
+        leaves: list[bytes],
+        inside: Sequence[int],
+    ) -> None:
+        """Merge a slice, or a delegate's part of it, into memory that others read behind.
+
+        ``leaves``: filled with the digests of the pieces, each before it may be read. ``inside``:
+        the members whose work is merged. Raises ``NotFinite``.
+        """
+        rests = None if given.is_alone else self.rests
+        rest = None if rests is None else rests.room(index)
+
+        def grown(filled: int) -> None:
+            into.grow(max(filled, into.filled))  # the same bytes may have come meanwhile
+
+        work = partial(self._merge_chunks, index, given, into, leaves, rest)
+        await self.threads.run_telling(sum(map(len, given.payloads)), work, tell=grown)
+        if rests is not None and rest is not None:
+            rests.keep(rest, inside)
+
+    def _merge_chunks(
+        self,
+        index: int,
+        given: Weighted,
+        into: GrowingBytes,
+        leaves: list[bytes],
+        rest: Rest | None,
+        say: Callable[[int], None],
+    ) -> None:
+        scratch = self.threads.scratch()
+        uploads = self.cutting.pieces(index)
+        places = uploads if given.again else self.cutting.pieces(index, merged=True)
+        for (chunk, part), (_, place) in zip(uploads, places, strict=True):
+            if into.lost is not None:
+                return  # the round is over
+            out = into.data[place]
+            addends = replace(given, payloads=[payload[part] for payload in given.payloads])
+            lost = None if rest is None else rest.of(chunk)
+            self.numbers.merge(chunk, addends, out, scratch, rest=lost)
+            leaves.append(digest_of(out))
+            say(place.stop)
 
     # Looking at slices
 

@@ -8,9 +8,8 @@ slice.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from functools import partial
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 from averaging.errors import BadPayload, BulkRefused, NotFinite
 from averaging.history.claims import STATEMENT_MAX_BYTES, encode_statement
@@ -22,7 +21,6 @@ from averaging.live.streams.bulk import Bulk
 from averaging.messages import Opening
 from averaging.numbers.arithmetic import Weighted
 from averaging.numbers.chunks import digest_of, root_of
-from averaging.round.contributing import Rest
 from averaging.round.interface.effects import Merge
 from averaging.round.interface.inputs import SliceMerged
 from averaging.round.traffic import NOTHING_TO_GIVE
@@ -259,27 +257,16 @@ class Reducing:
                 parts.maps_here.set()
                 return
             parts.have_maps(chosen, maps)
-        rest = None if parts.rests is None else parts.rests.room(index)
-        leaves: list[bytes] = []
-        members = [share.members for share in taken]
-        alike = members == [1] * len(members)
-        weights = [share.weight for share in taken]
-        given = Weighted(payloads, weights, None if alike else members)
-        work = partial(self._merge_chunks, index, given, leaves, rest)
-
-        def grown(filled: int) -> None:
-            growing.grow(max(filled, growing.filled))  # the same bytes may have come meanwhile
-
+        weights, members = zip(*((share.weight, share.members) for share in taken), strict=True)
+        given, leaves = Weighted(payloads, weights, members), list[bytes]()
         try:
-            await parts.threads.run_telling(sum(map(len, payloads)), work, tell=grown)
+            await parts.merge(index, given, growing, leaves, inside)
         except NotFinite as error:
             # Each was finite; together they are not. Nobody will have this slice: void.
             growing.abandon(str(error))
             return
         for entry in contributors:
             self._expected[index, entry].upload = None
-        if parts.rests is not None and rest is not None:
-            parts.rests.keep(rest, inside)
         parts.tally.merged_at = asyncio.get_running_loop().time()
         if self._traffic.has_maps(index):
             leaves.append(digest_of(maps))
@@ -287,28 +274,6 @@ class Reducing:
         parts.evidence.claim_merged(index, inside, digest, claims)
         parts.is_here(index)
         parts.tell_machine(SliceMerged(parts.round, index, digest))
-
-    def _merge_chunks(
-        self,
-        index: int,
-        given: Weighted,
-        leaves: list[bytes],
-        rest: Rest | None,
-        say: Callable[[int], None],
-    ) -> None:
-        """Merge a slice into its memory. ``leaves``: filled with the digests of its pieces."""
-        parts, cutting, growing = self.parts, self.parts.cutting, self.parts.merged[index]
-        scratch = parts.threads.scratch()
-        uploads, slices = cutting.pieces(index), cutting.pieces(index, merged=True)
-        for (chunk, part), (_, place) in zip(uploads, slices, strict=True):
-            if growing.lost is not None:
-                return  # the round is over
-            out = growing.data[place]
-            addends = replace(given, payloads=[payload[part] for payload in given.payloads])
-            lost = None if rest is None else rest.of(chunk)
-            parts.numbers.merge(chunk, addends, out, scratch, rest=lost)
-            leaves.append(digest_of(out))
-            say(place.stop)
 
     # Answering
 

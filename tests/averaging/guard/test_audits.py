@@ -25,9 +25,8 @@ from averaging.guard.auditing import (
 from averaging.guard.kept_proofs import Kept
 from averaging.guard.rules.proofs import Guilty, Proof
 from averaging.live.settings import AveragerSettings
-from averaging.live.slices import bundling
 from averaging.live.slices.evidence import Uploads
-from averaging.live.slices.reducing import Reducing
+from averaging.live.slices.parts import Parts
 from averaging.live.streams.questions import NotHere, ask, next_data
 from averaging.numbers import chunks
 from averaging.numbers.arithmetic import Weighted
@@ -69,15 +68,15 @@ def audits_of(peers: list[Peer]) -> int:
 
 def reduce_falsely(monkeypatch: pytest.MonkeyPatch, who: PeerId) -> None:
     """A member takes the first contribution for the mean: within any bound of norms."""
-    honestly = Reducing._merge_chunks
+    honestly = Parts._merge_chunks
 
-    def lie(self: Reducing, index: int, given: Weighted, *rest: Any) -> None:
-        if self.parts.me == who:
+    def lie(self: Parts, index: int, given: Weighted, *rest: Any) -> None:
+        if self.me == who:
             first = 1.0, *[0.0] * (len(given.payloads) - 1)
             given = replace(given, weights=first)
         honestly(self, index, given, *rest)
 
-    monkeypatch.setattr(Reducing, "_merge_chunks", lie)
+    monkeypatch.setattr(Parts, "_merge_chunks", lie)
 
 
 @pytest.mark.parametrize(("codec", "merge"), [("int8", "mean"), ("f32", "centered_clip")])
@@ -87,14 +86,14 @@ async def test_a_reducer_that_lies_within_all_bounds_is_banned_by_everybody(
     if merge == "mean":
         reduce_falsely(monkeypatch, MALLORY)
     else:
-        honestly = Reducing._merge_chunks
+        honestly = Parts._merge_chunks
 
-        def lie(self: Reducing, index: int, given: Weighted, *rest: Any) -> None:
-            if self.parts.me == MALLORY:
+        def lie(self: Parts, index: int, given: Weighted, *rest: Any) -> None:
+            if self.me == MALLORY:
                 given = replace(given, payloads=[given.payloads[0]] * len(given.payloads))
             honestly(self, index, given, *rest)
 
-        monkeypatch.setattr(Reducing, "_merge_chunks", lie)
+        monkeypatch.setattr(Parts, "_merge_chunks", lie)
 
     async with swarm(MemoryNetwork()) as made:
         policy = replace(HALF, codec=codec, merge=merge)
@@ -177,14 +176,14 @@ def test_bundles_of_a_site_are_audited_and_a_delegate_that_lies_is_banned(
             return convicts(peers)
 
     assert run(main()) == [set()] * 4
-    honestly = bundling._merge
+    honestly = Parts._merge_chunks
 
-    def lie(*args: Any) -> bytes:
-        numbers, chunk, given, *others = args
-        doubled = replace(given, payloads=[given.payloads[0]] * len(given.payloads))
-        return honestly(numbers, chunk, doubled, *others)
+    def lie(self: Parts, index: int, given: Weighted, *rest: Any) -> None:
+        if given.again:
+            given = replace(given, payloads=[given.payloads[0]] * len(given.payloads))
+        honestly(self, index, given, *rest)
 
-    monkeypatch.setattr(bundling, "_merge", lie)
+    monkeypatch.setattr(Parts, "_merge_chunks", lie)
     # Whoever is the delegate lies; riders and the other site find it.
     *others, liar = sorted(run(main()), key=len, reverse=True)
     assert others[0] in ({MALLORY}, {identity_of("nora").peer_id})

@@ -20,7 +20,7 @@ from averaging.history.standing import Standing
 from averaging.history.state import FragmentState
 from averaging.live.following import Following
 from averaging.live.learner_port import Snapshot
-from averaging.live.slices.reducing import Reducing
+from averaging.live.slices.parts import Parts
 from averaging.live.slices.uploading import Uploading
 from averaging.live.states.fetch_server import FetchServer
 from averaging.live.streams.threads import Threads
@@ -207,21 +207,23 @@ async def test_a_peer_that_always_calls_first_leads_no_more_than_its_turn_and_ch
 
 def _reduce_to(monkeypatch: pytest.MonkeyPatch, value: float, who: PeerId) -> None:
     """A member merges what it reduces to a displacement of its own making."""
-    merge = Reducing._merge_chunks
+    merge = Parts._merge_chunks
 
-    def lie(self: Reducing, index: int, given: Any, leaves: Any, rest: Any, say: Any) -> None:
-        if self.parts.me != who:
-            return merge(self, index, given, leaves, rest, say)
-        cutting, numbers, scratch = self.parts.cutting, self.parts.numbers, Scratch()
-        for chunk, place in cutting.pieces(index, merged=True):
-            out = self.parts.merged[index].data[place]
+    def lie(
+        self: Parts, index: int, given: Any, into: Any, leaves: Any, rest: Any, say: Any
+    ) -> None:
+        if self.me != who:
+            return merge(self, index, given, into, leaves, rest, say)
+        scratch = Scratch()
+        for chunk, place in self.cutting.pieces(index, merged=True):
+            out = into.data[place]
             base = np.full(chunk.values.stop, value, np.float32)
-            numbers.down.codecs[0].encode(base[chunk.values], chunk.sizes, out, scratch)
+            self.numbers.down.codecs[0].encode(base[chunk.values], chunk.sizes, out, scratch)
             leaves.append(digest_of(out))
             say(place.stop)
         return None
 
-    monkeypatch.setattr(Reducing, "_merge_chunks", lie)
+    monkeypatch.setattr(Parts, "_merge_chunks", lie)
 
 
 async def test_a_reducer_that_returns_absurd_numbers_is_refused_and_replaced(
