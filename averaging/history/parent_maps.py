@@ -128,7 +128,7 @@ def _numbers(columns: tuple[_Column, _Column, _Column], count: int) -> _Numbers:
 
 
 def read_maps(
-    data: bytes | memoryview, commit: Commit, members: Collection[int] = ()
+    data: bytes | memoryview, commit: Commit, members: Collection[int]
 ) -> dict[int, ParentMap]:
     """Decode the maps that a peer sent, and compare each with the lineage that it belongs to.
 
@@ -141,13 +141,13 @@ def read_maps(
     return maps
 
 
-def problem_of(maps: ParentMaps, commit: Commit, members: Collection[int] = ()) -> str | None:
+def problem_of(maps: ParentMaps, commit: Commit, members: Collection[int]) -> str | None:
     """Return why these maps are not those of the members' parents; ``None`` if they are."""
-    if not maps or not maps.keys() >= set(parents_of(commit, members)):
-        return "it lacks the merged map of a state that it brings"
+    if not members or max(members) >= len(commit.members):
+        return "it has the work of members that the round does not have"
+    if tuple(sorted(maps)) != parents_of(commit, members):
+        return "its merged maps are not those of the states that it brings"
     for index, each in sorted(maps.items()):
-        if index >= len(commit.parents):
-            return f"it has a merged map of parent {index} of {len(commit.parents)}"
         if not each.belongs_to(commit.parents[index].lineage):
             return f"its merged map is not the one that the lineage of parent {index} binds"
     return None

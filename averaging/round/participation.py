@@ -296,14 +296,15 @@ class Participation:
         state = self.reducer.slices.get(index)
         if state is not None and state.merging:
             return  # this peer applies what it merges; another reducer may have merged falsely
-        self.slices.claim(index, arrived.parents, arrived.contributors)
-        self._have(index, digest, now)
+        self._have(index, digest, now, claimed=arrived.contributors)
         if self.seal is None and self.stage is Stage.UPLOADING:
             # The merged slice has come before the seal: its reducer knows the seal.
             self._send(self.reducers[index], messages.Ask(self.commit.fragment, self.id))
 
-    def _have(self, index: int, digest: bytes, now: float) -> None:
-        if self.slices.take(index, digest):
+    def _have(
+        self, index: int, digest: bytes, now: float, *, claimed: tuple[int, ...] | None = None
+    ) -> None:
+        if self.slices.take(index, digest, claimed):
             self._try_apply(now)
 
     def finished(self, head: messages.Head) -> None:
@@ -690,7 +691,7 @@ class Participation:
         if self._standing.lineage not in sealed_parents(self.commit, self.seal):
             self._leave("nobody brought the lineage that I stand on into the meld", now)
             return
-        objection = self.slices.objection(self.commit, self.seal)
+        objection = self.slices.objection(self.seal)
         if objection is not None:
             self._leave(objection, now)
             return

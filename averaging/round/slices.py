@@ -9,8 +9,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 
-from averaging.history.parent_maps import parents_of
-from averaging.messages import Commit
 from averaging.rules.usual_norms import UploadNorm, outlying
 
 
@@ -117,8 +115,6 @@ class MemberSlices:
         self.tries: dict[int, int] = {}
         """Number of failed uploads, by slice."""
         self._retry_at: dict[int, float] = {}
-        self._map_parents: tuple[int, ...] | None = None
-        """The parents whose merged maps another reducer sent with slice 0."""
         self._claimed: dict[int, tuple[int, ...]] = {}
         """The contributors that the makers of merged slices claim, by slice."""
 
@@ -137,20 +133,16 @@ class MemberSlices:
             del self._retry_at[index]
         return due
 
-    def claim(
-        self, index: int, parents: tuple[int, ...] | None, contributors: tuple[int, ...] | None
-    ) -> None:
-        """A slice has come of which its maker says this; the first one that comes is taken."""
-        if self.digests[index] is None:
-            self._map_parents = parents if index == 0 else self._map_parents
-            if contributors is not None:
-                self._claimed[index] = contributors
+    def take(self, index: int, digest: bytes, claimed: tuple[int, ...] | None = None) -> bool:
+        """A merged slice is here. ``False``: it was here already.
 
-    def take(self, index: int, digest: bytes) -> bool:
-        """A merged slice is here. ``False``: it was here already."""
+        ``claimed``: the contributors of one that another peer made, as it says.
+        """
         if self.digests[index] is not None:
             return False
         self.digests[index] = digest
+        if claimed is not None:
+            self._claimed[index] = claimed
         self._retry_at.pop(index, None)
         return True
 
@@ -159,10 +151,8 @@ class MemberSlices:
         digests = tuple(digest for digest in self.digests if digest is not None)
         return digests if len(digests) == len(self.digests) else None
 
-    def objection(self, commit: Commit, seal: tuple[int, ...]) -> str | None:
+    def objection(self, seal: tuple[int, ...]) -> str | None:
         """The reason not to apply the slices: their makers used another seal."""
-        if self._map_parents not in (None, parents_of(commit, seal)):
-            return "its merged maps are not those of the sealed contributors"
         if any(claimed != seal for claimed in self._claimed.values()):
             return "a merged slice is not made of the sealed contributors"
         return None

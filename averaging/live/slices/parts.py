@@ -359,7 +359,7 @@ class Parts:
         if (said.by, said.members) != (members[0], tuple(sorted(members))):
             raise BadPayload(self.commit.codec, "its claim is about another upload")
         maps = await self._read_maps(sent, members)
-        return Received(data, said, maps or {}, await self.upload_norm(index, squares))
+        return Received(data, said, maps, await self.upload_norm(index, squares))
 
     async def receive_merged(self, bulk: Bulk, index: int, data: memoryview) -> bytes:
         """Receive a merged slice that somebody else made, and check it before it is used.
@@ -367,16 +367,16 @@ class Parts:
         Returns its digest: that of its pieces and, where states travel, of the maps with slice 0.
         """
         sent = await self.receive_maps(bulk, index)
-        maps = await self._read_maps(sent)
         squares, leaves = await self._receive_pieces(bulk, index, data, merged=True)
         reason = await self._norm_objection(index, math.sqrt(squares))
         if reason is not None:
             raise BadPayload(self.commit.codecs[1], reason)
-        if maps is not None and sent is not None:
+        if sent is not None:
             leaves.append(digest_of(sent))
-            if not self.maps:
-                self.have_maps(maps, bytes(sent))
         said = await self._receive_claim(bulk, index, root_of(leaves), merged=True)
+        maps = await self._read_maps(sent, said.members)
+        if sent is not None and not self.maps:
+            self.have_maps(maps, bytes(sent))
         self.evidence.merged.setdefault(index, said)
         self.evidence.merged_leaves.setdefault(index, leaves)
         return said.made
@@ -434,8 +434,7 @@ class Parts:
     def tell_merged(self, index: int, digest: bytes) -> None:
         """Tell the round machine of a merged slice that came from another peer."""
         contributors = self.evidence.merged[index].members
-        parents = self.map_parents(index)
-        self.tell_machine(MergedArrived(self.round, index, digest, parents, contributors))
+        self.tell_machine(MergedArrived(self.round, index, digest, contributors))
 
     def tell_upload(
         self,
@@ -454,16 +453,12 @@ class Parts:
         self.maps, self.encoded_maps = maps, encoded
         self.maps_here.set()
 
-    def map_parents(self, index: int) -> tuple[int, ...] | None:
-        """The parents whose merged maps came with this slice; ``None``: none come with it."""
-        return tuple(sorted(self.maps)) if self.traffic.has_maps(index) else None
-
     async def _read_maps(
-        self, data: memoryview | None, members: Sequence[int] = ()
-    ) -> dict[int, ParentMap] | None:
+        self, data: memoryview | None, members: Sequence[int]
+    ) -> dict[int, ParentMap]:
         """The maps that came with the work of these members. Raises ``BadPayload``."""
         if data is None:
-            return None
+            return {}
         return await self.threads.run_on(len(data), read_maps, data, self.commit, members)
 
 

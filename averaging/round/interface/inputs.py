@@ -133,11 +133,8 @@ class MergedArrived(Struct, frozen=True):
     round: bytes
     slice: int
     digest: bytes
-    parents: tuple[int, ...] | None = None
-    """The parents whose merged maps came with it; ``None``: none come with this slice."""
-    contributors: tuple[int, ...] | None = None
-    """Members whose work the maker of the slice claims to have merged; ``None``: it makes no
-    claims."""
+    contributors: tuple[int, ...]
+    """Members whose work the maker of the slice claims to have merged."""
 
 
 SliceOutcome: TypeAlias = UploadArrived | UploadFailed | SliceMerged | MergedArrived

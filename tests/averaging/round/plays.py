@@ -260,7 +260,7 @@ def entered_with_slices_of_others() -> FragmentRounds:
     part = rounds.own_round
     assert part is not None
     for index in range(len(part.reducers)):
-        rounds.handle(MergedArrived(part.id, index, bytes(32), None, (0,)), 1.5)
+        rounds.handle(MergedArrived(part.id, index, bytes(32), (0,)), 1.5)
     return rounds
 
 
@@ -274,7 +274,7 @@ def sealed_before_my_slice_is_merged() -> FragmentRounds:
     part = rounds.own_round
     assert part is not None
     for index in set(range(len(part.reducers))) - set(part.reducer.slices):
-        rounds.handle(MergedArrived(part.id, index, bytes(32), None, (0,)), 1.5)
+        rounds.handle(MergedArrived(part.id, index, bytes(32), (0,)), 1.5)
     rounds.handle(sealed_by_all(rounds), 1.8)
     return rounds
 
@@ -296,7 +296,7 @@ def sealed_before_a_slice_is_here() -> FragmentRounds:
 def a_slice_of_other_contributors(rounds: FragmentRounds) -> Input:
     part = rounds.own_round
     assert part is not None
-    return MergedArrived(part.id, 0, bytes(32), None, (0,))
+    return MergedArrived(part.id, 0, bytes(32), (0,))
 
 
 def entered_and_behind() -> FragmentRounds:

@@ -1519,7 +1519,8 @@ def test_no_sequence_of_messages_upsets_a_machine(seed: int) -> None:
                 if effect.to == ME:
                     rounds.handle(UploadArrived(effect.round, effect.slice, ME, None), now)
                 elif rng.random() < 0.5:
-                    rounds.handle(MergedArrived(effect.round, effect.slice, bytes(32)), now)
+                    merged = MergedArrived(effect.round, effect.slice, bytes(32), (0, 1))
+                    rounds.handle(merged, now)
             if isinstance(effect, Merge):
                 rounds.handle(SliceMerged(effect.round, effect.slice, bytes(32)), now)
             if isinstance(effect, Apply):

@@ -51,6 +51,7 @@ from tests.averaging.round.machines import (
 )
 
 BEGAN = 2.0
+ALL = (0, 1, 2)
 
 
 def entered() -> tuple[FragmentRounds, Enter]:
@@ -139,11 +140,11 @@ def sealed(rounds: FragmentRounds, enter: Enter) -> tuple[int, int, int]:
         range(3), key=lambda index: (enter.commit.reducers[index] != ME, index)
     )
     for peer in enter.commit.reducers:
-        vote = said.vote(enter.round, 0, (0, 1, 2))
+        vote = said.vote(enter.round, 0, ALL)
         accepted = said.Accepted(0, enter.round, 0, sign(peer, vote))
         rounds.handle(Received(peer, accepted), BEGAN)
     part = rounds.rounds[enter.round]
-    assert part.seal == (0, 1, 2)
+    assert part.seal == ALL
     part.slices.digests[first] = bytes(32)
     return mine, first, second
 
@@ -203,7 +204,7 @@ def test_a_coordinator_that_has_finished_replaces_a_reducer_until_others_can_fol
     rounds, enter = entered()
     mine, first, second = sealed(rounds, enter)
     rounds.handle(SliceMerged(enter.round, mine, bytes(32)), BEGAN)
-    (apply,) = of(rounds.handle(MergedArrived(enter.round, second, bytes(32)), BEGAN), Apply)
+    (apply,) = of(rounds.handle(MergedArrived(enter.round, second, bytes(32), ALL), BEGAN), Apply)
     assert isinstance(apply, Apply)
     head = certified(apply.standing, by=(ME,))
     rounds.handle(Applied(enter.round), BEGAN)
@@ -313,10 +314,10 @@ def test_a_reducer_that_merges_itself_does_not_take_the_slice_that_it_is_handed(
     part, made, false = rounds.rounds[enter.round], bytes(32), bytes([1]) * 32
     for index in range(3):
         if index != mine:
-            rounds.handle(MergedArrived(enter.round, index, made), BEGAN)
+            rounds.handle(MergedArrived(enter.round, index, made, ALL), BEGAN)
     assert part.reducer.slices[mine].merging
 
-    assert not rounds.handle(MergedArrived(enter.round, mine, false), BEGAN)
+    assert not rounds.handle(MergedArrived(enter.round, mine, false, ALL), BEGAN)
     effects = rounds.handle(SliceMerged(enter.round, mine, made), BEGAN)
     (apply,) = of(effects, Apply)
     assert isinstance(apply, Apply) and set(apply.digests) == {made}
