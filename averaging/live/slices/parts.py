@@ -182,7 +182,7 @@ class Parts:
         self.maps: dict[int, ParentMap] = {}
         """The merged maps of the round, as they came with slice 0 where states travel."""
         self.encoded_maps = b""
-        self.maps_here = asyncio.Event()
+        self._begun = [asyncio.Event() for _ in range(count)]
         self._here = [asyncio.Event() for _ in range(count)]
         self.encoded_commit = enter.encoded
         self.evidence = Evidence(enter, self.me, sign=workshop.sign, verify=workshop.verify)
@@ -245,10 +245,18 @@ class Parts:
             self.round, self.commit, self.cutting, self.evidence, own, alone, self._shown
         )
 
+    def begins(self, index: int) -> None:
+        """The merged slice grows here, or was given up, and the maps ahead of it are here."""
+        self._begun[index].set()
+
     def is_here(self, index: int) -> None:
-        """The merged slice is complete, or will be: riders may have it."""
+        """The merged slice is complete, with the claim of its maker."""
         self.traffic.merged.add(index)
+        self._begun[index].set()
         self._here[index].set()
+
+    async def until_begun(self, index: int) -> None:
+        await self._begun[index].wait()
 
     async def until_here(self, index: int) -> None:
         await self._here[index].wait()
@@ -451,7 +459,6 @@ class Parts:
 
     def have_maps(self, maps: dict[int, ParentMap], encoded: bytes) -> None:
         self.maps, self.encoded_maps = maps, encoded
-        self.maps_here.set()
 
     async def _read_maps(
         self, data: memoryview | None, members: Sequence[int]

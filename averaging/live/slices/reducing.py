@@ -57,16 +57,15 @@ class Reducing:
         self._expected: dict[tuple[int, int], Expected] = {}
         self._maps: dict[int, ParentMap] = {}
         """Merged maps by parent, as they came with slice 0 where states travel."""
-        self._answerable = [asyncio.Event() for _ in parts.merged]
+        self._merging: set[int] = set()
+        """The slices that this peer merges itself."""
 
     def close(self) -> None:
         self._expected.clear()
 
     def reduce(self, index: int) -> None:
-        """Take uploads of this slice from now on; answer them at once if it is here merged."""
+        """Take uploads of this slice from now on."""
         self._traffic.reduces.add(index)
-        if index in self._traffic.merged:
-            self._answerable[index].set()
 
     # Uploads
 
@@ -110,10 +109,7 @@ class Reducing:
                         await self._receive_rider(self._bundling, bulk, index, entry)
                     else:
                         self._bundling.leave_out(entry)
-                    await self.parts.until_here(index)
-                    await self._give_merged(bulk, index, "")
-                    return
-                if opening.gives:
+                elif opening.gives:
                     await self._receive_own(bulk, index, entry, opening.riders)
                     await bulk.received()
                 elif commit.members[entry].delegate is None:  # a rider's delegate says it for it
@@ -216,11 +212,10 @@ class Reducing:
         data = parts.room_for(bulk, len(growing.data))
         digest = await parts.receive_merged(bulk, index, data)
         await bulk.finished()
-        if not growing.filled and not self._answerable[index].is_set():  # not being merged here
+        if not growing.filled and index not in self._merging:
             growing.data[:] = data
             growing.grow(len(data))
             parts.is_here(index)
-            self._answerable[index].set()
             parts.tell_merged(index, digest)
 
     # Merging
@@ -228,7 +223,7 @@ class Reducing:
     def merge(self, asked: Merge) -> None:
         """Carry out ``Merge``; the answers follow as it goes on."""
         taken = self._traffic.merge(asked)
-        self._answerable[asked.slice].set()
+        self._merging.add(asked.slice)
         work = self._merge(asked.slice, asked.contributors, taken)
         self.parts.start(work, "merge")
 
@@ -254,9 +249,10 @@ class Reducing:
                 maps = await parts.threads.run(encode_maps, chosen)
             except BadPayload as error:
                 growing.abandon(str(error))  # each map fits, together they do not: void
-                parts.maps_here.set()
+                parts.begins(index)
                 return
             parts.have_maps(chosen, maps)
+        parts.begins(index)
         weights, members = zip(*((share.weight, share.members) for share in taken), strict=True)
         given, leaves = Weighted(payloads, weights, members), list[bytes]()
         try:
@@ -278,13 +274,9 @@ class Reducing:
     # Answering
 
     async def _answer(self, bulk: Bulk, index: int, entry: int) -> None:
-        await self._answerable[index].wait()
-        if self._traffic.has_maps(index):
-            await self.parts.maps_here.wait()
-        await self._give_merged(bulk, index, self._traffic.problem(index, entry))
-
-    async def _give_merged(self, bulk: Bulk, index: int, but: str) -> None:
-        bulk.grant(but)
+        """Send the merged slice, and why the upload is not merged if it is not."""
+        await self.parts.until_begun(index)
+        bulk.grant(self._traffic.problem(index, entry))
         if self._traffic.has_maps(index):
             await bulk.send_sized(self.parts.encoded_maps)
         await send_growing(bulk, self.parts.merged[index])
