@@ -94,28 +94,25 @@ class Evidence:
 
     def claim_own(self, index: int, riders: Sequence[int]) -> Claim:
         """Return the claim about the upload of a slice, all pieces of which are made."""
-        known = self.own.get(index)
-        if known is None:
-            me, sources = self._entry, self.sources_of_own.get(index, ())
-            known = self.own[index] = self._claim(index, [me, *riders], self.own_leaves, sources)
-        return known
+        if index not in self.own:
+            made = root_of(self.own_leaves.get(index, ()))
+            sources = self.sources_of_own.get(index, ())
+            self.own[index] = self._claim(index, [self._entry, *riders], made, sources)
+        return self.own[index]
 
     def claim_alone(self, index: int) -> Claim:
         """Return the claim about a delegate's own contribution to a bundle."""
-        known = self.alone.get(index)
-        if known is None:
-            known = self.alone[index] = self._claim(index, [self._entry], self.alone_leaves, ())
-        return known
+        if index not in self.alone:
+            made = root_of(self.alone_leaves.get(index, ()))
+            self.alone[index] = self._claim(index, [self._entry], made)
+        return self.alone[index]
 
     def claim_merged(
-        self, index: int, members: Sequence[int], digest: bytes, sources: Sequence[Claim]
+        self, index: int, members: Sequence[int], made: bytes, sources: Sequence[Claim]
     ) -> None:
         """Sign what this peer has merged."""
-        subject = self.subject(index, merged=True)
         self.sources[index] = tuple(sources)
-        self.merged[index] = claim(
-            subject, self._commit, self._me, members, digest, sources=sources, sign=self._sign
-        )
+        self.merged[index] = self._claim(index, members, made, sources, merged=True)
 
     @property
     def _entry(self) -> int:
@@ -127,11 +124,10 @@ class Evidence:
         self,
         index: int,
         members: Sequence[int],
-        leaves: dict[int, list[bytes]],
-        sources: Sequence[Claim],
+        made: bytes,
+        sources: Sequence[Claim] = (),
+        *,
+        merged: bool = False,
     ) -> Claim:
-        made = root_of(leaves.get(index, ()))
-        subject = self.subject(index, merged=False)
-        return claim(
-            subject, self._commit, self._me, members, made, sources=sources, sign=self._sign
-        )
+        about = self.subject(index, merged=merged), self._commit, self._me
+        return claim(*about, members, made, sources=sources, sign=self._sign)
