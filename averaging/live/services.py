@@ -122,7 +122,8 @@ class Services(ABC):
         self._tasks: asyncio.TaskGroup | None = None
         self._ended = False
         """The tasks are being cancelled: callbacks scheduled before begin nothing any more."""
-        self._waiting: list[asyncio.Future[None]] = []
+        self._changed = asyncio.Event()
+        """Set and cleared at once: it wakes those that wait."""
         self._required = -math.inf, RequiredWork(0.0, 0.0)
         """The work that establishes a peer, and when that was found."""
         self._encoded: tuple[Message | None, int, bytes] = (None, OLDEST, b"")
@@ -174,16 +175,12 @@ class Services(ABC):
     async def until(self, condition: Callable[[], bool]) -> None:
         """Wait for something that can only change where ``changed`` is called."""
         while not condition():
-            waiting: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-            self._waiting.append(waiting)
-            await waiting
+            await self._changed.wait()
 
     def changed(self) -> None:
         """Wake what waits in ``until``."""
-        waiting, self._waiting = self._waiting, []
-        for future in waiting:
-            if not future.done():
-                future.set_result(None)
+        self._changed.set()
+        self._changed.clear()
 
     # The line
 

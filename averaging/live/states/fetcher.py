@@ -549,8 +549,8 @@ class _Fetch:
         source.asked.popleft()
 
     def _something_changed(self) -> None:
-        changed, self._changed = self._changed, asyncio.Event()
-        changed.set()
+        self._changed.set()
+        self._changed.clear()
 
 
 async def _all_of_manifest(stream: Stream, fragment: int) -> tuple[Signatures, bytes]:

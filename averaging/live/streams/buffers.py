@@ -101,13 +101,13 @@ class GrowingBytes:
     Only the loop's thread touches the object; others may look whether it is ``lost``.
     """
 
-    __slots__ = ("_waiting", "data", "filled", "lost")
+    __slots__ = ("_changed", "data", "filled", "lost")
 
     def __init__(self, data: memoryview) -> None:
         self.data = data
         self.filled = 0
         self.lost: str | None = None
-        self._waiting: list[asyncio.Future[None]] = []
+        self._changed = asyncio.Event()
 
     @property
     def complete(self) -> bool:
@@ -133,13 +133,9 @@ class GrowingBytes:
         while self.filled <= start and self.filled < len(self.data):
             if self.lost is not None:
                 raise Abandoned(self.lost)
-            waiting: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-            self._waiting.append(waiting)
-            await waiting
+            await self._changed.wait()
         return self.filled
 
     def _wake(self) -> None:
-        waiting, self._waiting = self._waiting, []
-        for future in waiting:
-            if not future.done():
-                future.set_result(None)
+        self._changed.set()
+        self._changed.clear()
