@@ -4,8 +4,8 @@ hivemind's packages import torch and its whole training stack (280 MB and second
 changed sharing strategy of torch). Only its messages, its routing table and the protocol of its
 directory are needed. So three package ``__init__`` files are deferred until a name that only they
 define is requested, which never happens (40 MB, no torch). What is used of the protocol was read in
-one version, and another one is refused. One function is replaced: the text of a peer id takes 20 us
-to write, and each reply to a look-up names twenty peers.
+one version, and another one is refused. One function is replaced: it wrote the text of a peer id
+each time (``dht.identity.base58_encode``).
 
 This is the only module that does work when it is imported.
 """
@@ -17,8 +17,9 @@ import importlib.util
 import logging
 import sys
 import types
-from functools import lru_cache
 from typing import Any
+
+from dht.identity import base58_encode
 
 WRITTEN_FOR = "1.1.12"
 """The version of hivemind that was read."""
@@ -95,8 +96,7 @@ logging.addLevelName(logging.WARNING, "WARNING")
 use_hivemind_log_handler("nowhere")
 logging.getLogger("hivemind").setLevel(logging.ERROR)
 
-import base58  # noqa: E402  # hivemind's own dependency, as the next one
-from google.protobuf.message import DecodeError  # noqa: E402
+from google.protobuf.message import DecodeError  # noqa: E402  # hivemind's own dependency
 from hivemind.dht.protocol import DHTProtocol  # noqa: E402
 from hivemind.dht.routing import DHTID, RoutingTable  # noqa: E402
 from hivemind.p2p import P2PContext, PeerID  # noqa: E402
@@ -121,16 +121,10 @@ __all__ = [
 ]
 
 
-@lru_cache(maxsize=16_384)
-def _base58(data: bytes) -> str:
-    text: str = base58.b58encode(data).decode()
-    return text
-
-
 def _init_peer_id(self: Any, peer_id_bytes: bytes) -> None:
     """``PeerID.__init__`` with text that is written once for each peer."""
     self._bytes = peer_id_bytes
-    self._b58_str = _base58(peer_id_bytes)
+    self._b58_str = base58_encode(peer_id_bytes)
 
 
 PeerID.__init__ = _init_peer_id

@@ -92,6 +92,7 @@ def test_any_text_as_peer_id_is_refused_and_never_crashes(text: str, signature: 
         "1" + ANNA.peer_id,
         ANNA.peer_id + "1",
         ANNA.peer_id[:-1],
+        ANNA.peer_id + "\n",  # the package would read it: one peer would have several ids
         ANNA.peer_id.replace("o", "0", 1),
         "1" * 1_000_000,
     ],
