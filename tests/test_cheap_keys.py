@@ -207,8 +207,8 @@ def tables_of_limits() -> Iterator[Flood]:
     tickets = Tickets(life_s=30.0, tickets_max=128)
     yield Flood(
         tickets._issued,
-        {ticket.number: (ticket, 30.0) for ticket in map(Ticket.new, HONEST)},
-        lambda number: (b"%d" % number, (Ticket.new(key(number % 32)), 30.0)),
+        {bytes([n]): (peer, Ticket.new(), 30.0) for n, peer in enumerate(HONEST)},
+        lambda number: (b"%d" % number, (key(number % 32), Ticket.new(), 30.0)),
     )
     admission = Admission(Terms("run", "invited"))  # type: ignore[arg-type]
 

@@ -261,13 +261,14 @@ def _answer(call: Call[Any, Any], *answers: Any) -> Target:
 
 _PASSED = (hello.Passed(SEALED, 1.5),)
 _NUMBER, _SECRET = bytes(NUMBER_BYTES), bytes(KEY_BYTES)
+_TICKET = Ticket(_NUMBER, _SECRET, _SECRET)
 LANE: tuple[lane_wire.Message, ...] = (
-    lane_wire.Offer(_NUMBER, _SECRET, _SECRET),
-    lane_wire.LaneOffer(_NUMBER, _SECRET, _SECRET, 7700),
+    _TICKET,
+    lane_wire.LaneOffer(_TICKET, 7700),
     lane_wire.Begin("/shoal/x/1"),
     lane_wire.Answer(seen_ip="203.0.113.7", seen_port=7),
     lane_wire.Punch((("203.0.113.7", 7700), ("2606:4700::1", 7701))),
-    lane_wire.PunchOffer(_NUMBER, _SECRET, _SECRET, (("203.0.113.7", 7700),)),
+    lane_wire.PunchOffer(_TICKET, (("203.0.113.7", 7700),)),
     lane_wire.Circuit(ANNA.peer_id, _NUMBER),
     lane_wire.Leg(7700, _NUMBER),
     lane_wire.Via(ANNA.peer_id, _NUMBER),
@@ -352,7 +353,6 @@ def _accepted(read: Callable[[bytes], Any]) -> Callable[[bytes], Any]:
 
 
 _STATE = state_of(1, 1000)
-_TICKET = Ticket(ANNA.peer_id, _NUMBER, _SECRET, _SECRET)
 _SEALED_HEADER = HEADER.pack(3, FrameType.PREAMBLE)
 _SEALED_FRAMES = _SEALED_HEADER + _TICKET.seals(dialled=True).mine.close(_SEALED_HEADER, b"abc")
 _FRAMES = b"\x03abc" + b"".join(

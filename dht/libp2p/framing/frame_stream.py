@@ -347,10 +347,9 @@ class FrameStream(asyncio.BufferedProtocol):
             self.on_closed()
         successor._resume_reading()
 
-    def expect_preamble(self, on_preamble: Callable[[FrameStream, bytes], None]) -> None:
+    def expect_preamble(self) -> None:
         """Expect another preamble before the first frame."""
         self._next = _Next.PREAMBLE
-        self._on_preamble = on_preamble
 
     # --- sending ---------------------------------------------------------------------------
 

@@ -12,8 +12,10 @@ secret: it is of no use without the keys.
 from __future__ import annotations
 
 import secrets
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from typing import Annotated
 
+import msgspec
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
@@ -24,6 +26,9 @@ NUMBER_BYTES = 16
 """Size of a ticket's number."""
 
 KEY_BYTES = 32
+Number = Annotated[bytes, msgspec.Meta(min_length=NUMBER_BYTES, max_length=NUMBER_BYTES)]
+Key = Annotated[bytes, msgspec.Meta(min_length=KEY_BYTES, max_length=KEY_BYTES)]
+
 TAG_BYTES = 16
 """Length that sealing adds to a content."""
 
@@ -88,18 +93,23 @@ class Seals:
         return self.mine.worn or self.theirs.worn
 
 
-@dataclass(frozen=True, slots=True)
-class Ticket:
-    """The keys for one connection with ``peer``, and the number that names them."""
+class Ticket(msgspec.Struct, frozen=True, array_like=True):
+    """The keys for one connection, and the number that names them: an answer over libp2p, of which
+    nobody else learns the keys."""
 
-    peer: PeerId
-    number: bytes
-    dialler_key: bytes = field(repr=False)
-    listener_key: bytes = field(repr=False)
+    number: Number
+    dialler_key: Key
+    """Key for the frames of the dialling side."""
+
+    listener_key: Key
+    """Key for the frames of the listening side."""
+
+    def __repr__(self) -> str:
+        return f"Ticket({self.number.hex()})"
 
     @classmethod
-    def new(cls, peer: PeerId) -> Ticket:
-        return cls(peer, *map(secrets.token_bytes, (NUMBER_BYTES, KEY_BYTES, KEY_BYTES)))
+    def new(cls) -> Ticket:
+        return cls(*map(secrets.token_bytes, (NUMBER_BYTES, KEY_BYTES, KEY_BYTES)))
 
     def seals(self, *, dialled: bool) -> Seals:
         """Fresh cipher states for the end that dialled, or for the other end."""
@@ -115,18 +125,19 @@ class Tickets:
 
     def __init__(self, *, life_s: float, tickets_max: int) -> None:
         self._life_s = life_s
-        self._issued = BoundedMapping[bytes, tuple[Ticket, float]](
-            "lane tickets", tickets_max, worth=by_age, author=lambda _, issued: issued[0].peer
+        self._issued = BoundedMapping[bytes, tuple[PeerId, Ticket, float]](
+            "lane tickets", tickets_max, worth=by_age, author=lambda _, issued: issued[0]
         )
-        """Tickets by number, and the time at which each ends."""
+        """Tickets by number, each with its peer and the time at which it ends."""
 
     def issue(self, peer: PeerId, *, now: float) -> Ticket:
-        """A new ticket, which can be used from now on."""
-        ticket = Ticket.new(peer)
-        self._issued[ticket.number] = ticket, now + self._life_s
+        """A new ticket for a peer, which can be used from now on."""
+        ticket = Ticket.new()
+        self._issued[ticket.number] = peer, ticket, now + self._life_s
         return ticket
 
-    def redeem(self, number: bytes, *, now: float) -> Ticket | None:
-        """Use up and return the ticket of this number; ``None`` if there is none."""
-        ticket, ends_at = self._issued.pop(number, (None, 0.0))
-        return ticket if now < ends_at else None
+    def redeem(self, number: bytes, *, now: float) -> tuple[PeerId, Ticket] | None:
+        """Use up the ticket of this number, and return it with its peer; ``None`` if there is
+        none."""
+        peer, ticket, ends_at = self._issued.pop(number, (None, None, 0.0))
+        return (peer, ticket) if now < ends_at else None

@@ -18,7 +18,6 @@ from dht.libp2p.lane.wire import (
     PREAMBLE_MAX_BYTES,
     Answer,
     Begin,
-    Offer,
     decode,
     encode,
 )
@@ -149,8 +148,8 @@ class Connection:
         self.peer: PeerId | None = None
         """The peer at the other end; ``None`` until it has proved its identity."""
 
-        self.ticket: Ticket | None = None
-        """The ticket that the dialling side has named."""
+        self.claimed: PeerId | None = None
+        """The peer to which the ticket was issued that the dialling side has named."""
 
         self.seen: tuple[str, int] = ("", 0)
         """Remote address, if the dialling side may want to hear it."""
@@ -242,10 +241,6 @@ class Connection:
             stream.cut()
             raise
         return answer
-
-
-def ticket_of(peer: PeerId, offer: Offer) -> Ticket:
-    return Ticket(peer, offer.number, offer.dialler_key, offer.listener_key)
 
 
 @dataclass(slots=True, eq=False)

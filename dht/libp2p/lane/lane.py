@@ -55,7 +55,6 @@ from dht.libp2p.lane.connection import (
     LaneSettings,
     Partner,
     Path,
-    ticket_of,
 )
 from dht.libp2p.lane.observers import Outside
 from dht.libp2p.lane.pacing import Pace, Pacer
@@ -259,12 +258,11 @@ class Lane:
         port = await self._port_for(peer)
         if port is None or self._closed:
             raise ValueError("it does not listen for a direct lane")
-        return encode(LaneOffer(*self.issue(peer), port))
+        return encode(LaneOffer(self.issue(peer), port))
 
-    def issue(self, peer: PeerId) -> tuple[bytes, bytes, bytes]:
-        """A new ticket for a peer, as the fields of an ``Offer``."""
-        ticket = self._tickets.issue(peer, now=self._now)
-        return ticket.number, ticket.dialler_key, ticket.listener_key
+    def issue(self, peer: PeerId) -> Ticket:
+        """A new ticket for a peer."""
+        return self._tickets.issue(peer, now=self._now)
 
     @property
     def _now(self) -> float:
@@ -339,29 +337,28 @@ class Lane:
             async with asyncio.timeout(self.settings.greet_timeout_s):
                 number = await _number_from(dialled)
         except (OSError, TimeoutError):
-            ticket = None
+            issued = None
         except asyncio.CancelledError:
             dialled.close()
             raise
         else:
             if self.relay.arrive(number, dialled):
                 return False
-            ticket = self._tickets.redeem(number, now=self._now)
-        if ticket is None:
+            issued = self._tickets.redeem(number, now=self._now)
+        if issued is None:
             self.counters["turned_away"] += 1
             dialled.close()
             return False
-        connection.ticket = ticket
+        connection.claimed, ticket = issued
         connection.stream.seals = ticket.seals(dialled=False)
         return True
 
-    def _hear_stranger(self, connection: Connection, ticket: Ticket) -> str | None:
+    def _hear_stranger(self, connection: Connection, peer: PeerId) -> str | None:
         """Take the sealed preamble of a dialling peer, which proves that it has the keys.
 
         Returns the reason of a refusal, if any.
         """
-        stream, peer = connection.stream, ticket.peer
-        place = Place(peer)
+        stream, place = connection.stream, Place(peer)
         if self._places.held(peer) >= self._places.of_each:
             return f"more than {self._places.of_each} connections with {peer}"
         if not self._places.take(place):
@@ -372,7 +369,7 @@ class Lane:
         connection.greeted.set()
         self.counters["accepted"] += 1
         self.rest(connection)
-        stream.expect_preamble(connection.on_preamble)
+        stream.expect_preamble()
         ip, port = connection.seen
         stream.write_preamble(encode(Answer(seen_ip=ip, seen_port=port)))
         return None
@@ -389,8 +386,8 @@ class Lane:
             stream.cut()
             return
         if peer is None:
-            assert connection.ticket is not None
-            refusal = self._hear_stranger(connection, connection.ticket)
+            assert connection.claimed is not None
+            refusal = self._hear_stranger(connection, connection.claimed)
             if refusal is not None:
                 _logger.debug("lane_turned_away reason=%r", refusal)
                 stream.cut()
@@ -402,7 +399,7 @@ class Lane:
             self.counters["streams_served"] += 1
         else:
             self.rest(connection)
-            stream.expect_preamble(connection.on_preamble)
+            stream.expect_preamble()
         stream.write_preamble(encode(Answer((refusal or "")[:REASON_MAX])))
 
     def _packs(self, connection: Connection) -> bool:
@@ -492,7 +489,7 @@ class Lane:
                 stream.cut()
                 raise
             if answer.refused:
-                stream.expect_preamble(connection.on_preamble)
+                stream.expect_preamble()
                 self.keep(connection)
                 return None
             assert connection.peer is not None
@@ -531,17 +528,17 @@ class Lane:
         except (OSError, TimeoutError):
             known.lets_none_in = True
             return False
-        await self.introduce(known, dialled, ticket_of(peer, offer), Path.DIRECT)
+        await self.introduce(peer, known, dialled, offer.ticket, Path.DIRECT)
         return True
 
     async def introduce(
-        self, known: Partner, dialled: socket.socket, ticket: Ticket, path: Path
+        self, peer: PeerId, known: Partner, dialled: socket.socket, ticket: Ticket, path: Path
     ) -> None:
         """Prove this side's identity on a new connection, and keep it if the other side does."""
         connection = Connection(self, path, dialled=True)
         await connection.show(dialled, ticket)
-        connection.peer = ticket.peer
-        connection.stream.expect_preamble(connection.on_preamble)
+        connection.peer = peer
+        connection.stream.expect_preamble()
         known.dialled.add(connection)
         known.failures, known.not_before = 0, 0.0
         self.counters["dialled"] += 1

@@ -22,14 +22,13 @@ from collections.abc import Sequence
 from dht.addresses import place_of
 from dht.errors import NOT_SERVED, CallRefused, DhtError, PeerUnreachable
 from dht.identity import PeerId
-from dht.libp2p.framing.sealing import NUMBER_BYTES
+from dht.libp2p.framing.sealing import NUMBER_BYTES, Ticket
 from dht.libp2p.lane.connection import (
     RELAY_S,
     RETRY_MAX_S,
     Connection,
     Partner,
     Path,
-    ticket_of,
 )
 from dht.libp2p.lane.lane import Lane
 from dht.libp2p.lane.observers import Address, Observers, Outside
@@ -41,7 +40,6 @@ from dht.libp2p.lane.wire import (
     VIA_PROTOCOL,
     Circuit,
     Leg,
-    Offer,
     Punch,
     PunchOffer,
     Via,
@@ -150,8 +148,9 @@ class Meetings:
                     # A stranger may have dialled this port: then the next connection counts.
                     with contextlib.suppress(OSError, ValueError, TimeoutError):
                         async with asyncio.timeout(self.settings.answer_timeout_s):
-                            ticket = ticket_of(peer, offer)
-                            await self.lane.introduce(known, dialled, ticket, Path.PUNCHED)
+                            await self.lane.introduce(
+                                peer, known, dialled, offer.ticket, Path.PUNCHED
+                            )
                         return
         except TimeoutError:
             raise OSError(APART) from None
@@ -172,10 +171,9 @@ class Meetings:
                 continue
             try:
                 via = encode(Via(relay, circuit.number))
-                offer = decode(Offer, await self.outside.call(peer, VIA_PROTOCOL, via))
+                ticket = decode(Ticket, await self.outside.call(peer, VIA_PROTOCOL, via))
                 dialled = await reach_through(ip, leg.port, leg.number)
-                ticket = ticket_of(peer, offer)
-                await self.lane.introduce(known, dialled, ticket, Path.RELAYED)
+                await self.lane.introduce(peer, known, dialled, ticket, Path.RELAYED)
             except (OSError, ValueError, PeerUnreachable, CallRefused) as error:
                 refusals.append(str(error))
                 continue
@@ -243,7 +241,7 @@ class Meetings:
                 self.observers.outer_addresses(opening) as own,
                 opening.meeting(addresses) as found,
             ):
-                offer = PunchOffer(*self.lane.issue(peer), own)
+                offer = PunchOffer(self.lane.issue(peer), own)
                 if ready.done():
                     return  # the call was given up
                 ready.set_result(encode(offer))
@@ -295,7 +293,7 @@ class Meetings:
             self._under_way -= 1
             raise
         self.lane.spawn(self._come_to(hosts[0], leg), f"come to {relay}")
-        return encode(Offer(*self.lane.issue(peer)))
+        return encode(self.lane.issue(peer))
 
     async def _come_to(self, ip: str, leg: Leg) -> None:
         """Take a connection that another peer makes through a relay."""

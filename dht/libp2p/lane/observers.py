@@ -15,7 +15,7 @@ from typing import Protocol
 
 from dht.errors import DhtError
 from dht.identity import PeerId
-from dht.libp2p.lane.connection import Connection, Holder, Path, ticket_of
+from dht.libp2p.lane.connection import Connection, Holder, Path
 from dht.libp2p.lane.punching import Opening
 from dht.libp2p.lane.wire import LANE_PROTOCOL, SEEN_PROTOCOL, LaneOffer, decode, is_outer
 
@@ -137,7 +137,7 @@ class Observers:
             async with asyncio.timeout(self.timeout_s):
                 offer = decode(LaneOffer, await self.outside.call(peer, LANE_PROTOCOL, b""))
                 dialled = await opening.dial(host, offer.port)
-                answer = await connection.show(dialled, ticket_of(peer, offer))
+                answer = await connection.show(dialled, offer.ticket)
         except (OSError, TimeoutError, ValueError, DhtError):
             return None
         if is_outer(answer.seen_ip) and answer.seen_port:

@@ -11,7 +11,7 @@ from typing import Annotated, TypeAlias, TypeVar
 import msgspec
 
 from dht.decoding import decoded
-from dht.libp2p.framing.sealing import KEY_BYTES, NUMBER_BYTES
+from dht.libp2p.framing.sealing import Number, Ticket
 from dht.public_ip import ipv4_within, is_public
 
 LANE_PROTOCOL = "/shoal/lane/1"
@@ -27,7 +27,7 @@ CIRCUIT_PROTOCOL = "/shoal/circuit/1"
 """Unary call over libp2p to a relay with a ``Circuit``, answered with a ``Leg``."""
 
 VIA_PROTOCOL = "/shoal/via/1"
-"""Unary call over libp2p with a ``Via``, answered with an ``Offer``."""
+"""Unary call over libp2p with a ``Via``, answered with a ``Ticket``."""
 
 PUNCH_MAX_BYTES = 80
 CIRCUIT_MAX_BYTES = 160
@@ -51,30 +51,18 @@ _OuterAddresses = Annotated[
 ]
 """The outer address of IPv4, of IPv6, or both."""
 
-_Number = Annotated[bytes, msgspec.Meta(min_length=NUMBER_BYTES, max_length=NUMBER_BYTES)]
-_Key = Annotated[bytes, msgspec.Meta(min_length=KEY_BYTES, max_length=KEY_BYTES)]
 
+class LaneOffer(msgspec.Struct, frozen=True, array_like=True):
+    """A ticket, and the port of the lane."""
 
-class Offer(msgspec.Struct, frozen=True, array_like=True):
-    """An answer over libp2p: a ticket for one connection, of which nobody else learns the keys."""
-
-    number: _Number
-    dialler_key: _Key
-    """Key for the frames of the dialling side."""
-
-    listener_key: _Key
-    """Key for the frames of the listening side."""
-
-
-class LaneOffer(Offer, frozen=True, array_like=True):
-    """The port of the lane as well."""
-
+    ticket: Ticket
     port: _Port
 
 
-class PunchOffer(Offer, frozen=True, array_like=True):
-    """Answer to ``Punch``: the addresses to dial as well."""
+class PunchOffer(msgspec.Struct, frozen=True, array_like=True):
+    """Answer to ``Punch``: a ticket, and the addresses to dial."""
 
+    ticket: Ticket
     addresses: _OuterAddresses
 
 
@@ -106,7 +94,7 @@ class Circuit(msgspec.Struct, frozen=True, array_like=True):
     """Request to a relay to join the asking peer's connection to that of another peer."""
 
     other: _Peer
-    number: _Number
+    number: Number
     """Chosen by the dialling side; both sides name it."""
 
 
@@ -114,14 +102,14 @@ class Leg(msgspec.Struct, frozen=True, array_like=True):
     """Answer to ``Circuit``: the relay's port, and the number to show there."""
 
     port: _Port
-    number: _Number
+    number: Number
 
 
 class Via(msgspec.Struct, frozen=True, array_like=True):
     """Request to come to a relay, and to ask it for the other leg of a circuit."""
 
     relay: _Peer
-    circuit: _Number
+    circuit: Number
 
 
 def is_outer(ip: str) -> bool:
@@ -132,7 +120,7 @@ def is_outer(ip: str) -> bool:
     return is_public(ip) and ipv4_within(ip_address(ip)) is None
 
 
-Message: TypeAlias = Offer | LaneOffer | PunchOffer | Begin | Answer | Punch | Circuit | Leg | Via
+Message: TypeAlias = Ticket | LaneOffer | PunchOffer | Begin | Answer | Punch | Circuit | Leg | Via
 _M = TypeVar("_M", bound=Message)
 
 

@@ -19,6 +19,7 @@ from dht.errors import DhtError
 from dht.host import FRAME_MAX_BYTES, Stream
 from dht.identity import Identity, PeerId, RunId
 from dht.libp2p.framing.frame_stream import HEADER, FrameType
+from dht.libp2p.framing.sealing import NUMBER_BYTES
 from dht.libp2p.hivemind_host import HivemindHost, HostSettings
 from dht.libp2p.lane.connection import LaneSettings
 from dht.libp2p.lane.wire import LANE_PROTOCOL, LaneOffer
@@ -126,7 +127,7 @@ async def _babble(
         done["lanes_refused"] += 1
         return
     loop = asyncio.get_running_loop()
-    ticket = HEADER.pack(len(offer.number), FrameType.PREAMBLE) + offer.number
+    ticket = bytes((NUMBER_BYTES,)) + offer.ticket.number
     for before in (b"", ticket, HEADER.pack(2**32 - 1, FrameType.DATA)):
         try:
             async with asyncio.timeout(TIMEOUT_S):

@@ -7,6 +7,7 @@ import contextlib
 import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import Any
 
 import msgspec
 import pytest
@@ -175,9 +176,12 @@ async def test_a_closed_port_and_a_peer_without_a_direct_connection_go_another_w
         await refused(anna)
 
 
-def replaced(offer: bytes, **changes: object) -> bytes:
+def replaced(offer: bytes, **changes: Any) -> bytes:
+    """An offer in which the port, or fields of the ticket, are others."""
     told = msgspec.msgpack.decode(offer, type=LaneOffer)
-    return msgspec.msgpack.encode(msgspec.structs.replace(told, **changes))
+    port = changes.pop("port", told.port)
+    ticket = msgspec.structs.replace(told.ticket, **changes)
+    return msgspec.msgpack.encode(LaneOffer(ticket, port))
 
 
 @pytest.mark.parametrize(
