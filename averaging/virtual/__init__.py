@@ -4,8 +4,8 @@
 that trains, ``Observers`` by which they see each other, a ``Watch`` that sees everything and may
 change it. **Out**: what the watch recorded. The same seed gives the same bits.
 
-Start reading at ``swarm``; ``membership`` says who sees whom, ``peer`` has one life of one peer,
-and what a watch may see and change (``averaging.live.slices.watch`` has the hooks below it).
+Start reading at ``swarm``: it has the lives of peers, and what a watch may see and change
+(``averaging.live.slices.watch`` has the hooks below it). ``membership`` says who sees whom.
 ``keys``: signatures that cost a hash.
 
 A peer here is the shipped averager on the shipped in-memory network: messages, streams, fetches and

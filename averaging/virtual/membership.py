@@ -17,7 +17,7 @@ import msgspec
 from averaging.rules.grouping import Names
 from averaging.rules.peer_view import ESTABLISHED_AFTER_S, SILENCE_MAX_S, PeerView
 from averaging.rules.sites import site_pass
-from averaging.virtual.peer import Known, Peer, Swarm
+from averaging.virtual.swarm import Absent, Membership, Peer, Swarm, View
 from dht.identity import PeerId
 from dht.protocol import OLDEST, common
 
@@ -118,7 +118,7 @@ def _one_for_all(names: Names) -> Names:
     return names
 
 
-class Observers:
+class Observers(Membership):
     """A few observers, whose heartbeats come at different moments. Each peer has the view of one.
 
     Peers on different sides of a partition, on different clocks, or of different releases share
@@ -134,7 +134,6 @@ class Observers:
         self._table_of: dict[PeerId, Table] = {}
 
     def begin(self, swarm: Swarm) -> None:
-        """The swarm is about to begin."""
         for number, (name, plan) in enumerate(swarm.plans.items()):
             turn = number % self._count
             key = turn, plan.clock_offset_s, plan.speaks, self._apart(name)
@@ -148,13 +147,11 @@ class Observers:
         """True if a peer has been here for long when the swarm begins."""
         return peer.plan.starts_at == 0.0 and peer.incarnation == 1
 
-    def known_to(self, peer: PeerId) -> Known:
-        """The view of the others with which a peer begins a life."""
+    def known_to(self, peer: PeerId) -> tuple[View, Absent]:
         table = self._table_of[peer]
-        return Known(table, table.absent)
+        return table, table.absent
 
     def came(self, peer: Peer) -> None:
-        """A peer has started."""
         table = self._table_of[peer.name]
         policy = peer.averager.terms.policy
         if not (policy.probation.rounds or policy.spot_checks or policy.audit_rate):
@@ -184,14 +181,12 @@ class Observers:
         swarm.call_in(self.beat_s, self._hear, swarm, table)
 
     def convicted(self, peer: Peer, guilty: PeerId) -> None:
-        """A peer has a proof that another one has lied. Those that share a view hear of it at once,
-        as they do soon from each other."""
+        """Those that share a view hear of it at once, as they do soon from each other."""
         table = self._table_of[peer.name]
         table.banned.add(guilty)
         table.drop(guilty)
 
     def left(self, peer: Peer) -> None:
-        """A peer has said goodbye to everybody."""
         for table in self._tables.values():
             table.drop(peer.name)
             table.absent[peer.name] = None

@@ -6,32 +6,47 @@
         swarm.run(120.0)
 
 ``run`` lets time pass; between two of its calls anything can be looked at and done.
+
+A ``Peer`` is one life of one peer: an averager, its host and its learner. A peer that pauses is a
+machine that sleeps: it neither hears nor trains, and what it had to do meanwhile it does when it
+wakes up.
 """
 
 from __future__ import annotations
 
 import asyncio
+import random
 from collections import Counter
-from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Coroutine, Iterable, Mapping, MutableMapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, Protocol, Self, TypeAlias, TypeVar
 
 from averaging.guard.door import Defences
 from averaging.history.state import FragmentState
-from averaging.live.settings import AveragerSettings, RunTerms
+from averaging.live.averager import Averager
+from averaging.live.guard import unguarded
+from averaging.live.learner_port import LearnerPort
+from averaging.live.settings import AveragerSettings, Participant, RunTerms, Surroundings
+from averaging.live.slices import watch as live
+from averaging.messages import Message
+from averaging.numbers.codecs import codec_names
 from averaging.numbers.layout import Layout
 from averaging.round.fetched_states import Life
+from averaging.round.interface.effects import Effect, Note
+from averaging.round.interface.inputs import Input
+from averaging.round.machine import FragmentRounds
+from averaging.rules.peer_view import PeerView
 from averaging.rules.policy import RoundPolicy
 from averaging.virtual.keys import Keys
-from averaging.virtual.membership import Observers
-from averaging.virtual.peer import Kit, Learner, Peer, PeerPlan, Watch
 from dht.host import Messaging
 from dht.identity import PeerId, RunId
 from dht.memory.event_heap import Timer
 from dht.memory.host import MemoryNetwork
 from dht.memory.network import CALM, Weather
 from dht.memory.virtual_loop import VirtualLoop, running_loop
+from dht.protocol import SPOKEN, Range
 from dht.wrapped_host import DiallingHost
 
 T = TypeVar("T")
@@ -46,6 +61,87 @@ DRAIN_S = 12.0
 LEAVING_LOOK_S = 0.5
 LOOK_S = 5.0
 """Errors that the event loop was told of are looked for so often."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PeerPlan:
+    """The properties of a peer."""
+
+    step_time_s: float = 1.0
+    tokens_per_step: int = 100
+    clock_offset_s: float = 0.0
+    starts_at: float = 0.0
+    dial_out_only: bool = False
+    trains: bool = True
+    """Without a learner it is a keeper."""
+    founder: bool = False
+    site: str | None = None
+    speaks: Range = SPOKEN
+    codecs: tuple[str, ...] = field(default_factory=codec_names)
+    bytes_per_s: float | None = None
+    """Speed of its line in the slower direction, as it knows it; ``None``: it measures it."""
+
+
+class Learner(LearnerPort, Protocol):
+    """A learner that trains in virtual time. It schedules its own steps."""
+
+    def begin(self, peer: Peer) -> None:
+        """Train from now on, and call ``peer.stepped`` after each step."""
+        ...
+
+    def rest(self) -> None:
+        """Make no more steps: the peer is about to leave. It is at a safe point all the time."""
+        ...
+
+    def end(self) -> None:
+        """The peer is gone."""
+        ...
+
+
+class Watch:
+    """Sees all peers of a swarm. An exception that it raises ends the simulation.
+
+    Beside these methods it may have those of ``averaging.live.slices.watch.Watch``, each with the
+    peer ahead of its arguments: the peer's averager then does what they say.
+    """
+
+    def noted(self, peer: Peer, fragment: int, note: Note) -> None: ...
+
+    def handled(self, peer: Peer, fragment: int) -> None:
+        """An input was handled: the moment at which promises hold."""
+
+    def stands(self, peer: Peer, state: FragmentState) -> None:
+        """A peer has taken another state."""
+
+    def told(self, peer: Peer, event: str, fields: Mapping[str, Any]) -> None:
+        """An event of the averager, for people and logs."""
+
+    def convicted(self, peer: Peer, guilty: PeerId, what: str) -> None:
+        """A peer has a proof that another one has lied."""
+
+
+View: TypeAlias = MutableMapping[PeerId, PeerView]
+Absent: TypeAlias = MutableMapping[PeerId, float | None]
+
+
+class Membership(Protocol):
+    """Keeps up to date what the peers of a swarm know of each other."""
+
+    def begin(self, swarm: Swarm) -> None:
+        """The swarm is about to begin."""
+
+    def known_to(self, peer: PeerId) -> tuple[View, Absent]:
+        """The view of the others with which a peer begins a life, and those that are absent."""
+        ...
+
+    def came(self, peer: Peer) -> None:
+        """A peer has started."""
+
+    def convicted(self, peer: Peer, guilty: PeerId) -> None:
+        """A peer has a proof that another one has lied."""
+
+    def left(self, peer: Peer) -> None:
+        """A peer has said goodbye to everybody."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +161,205 @@ class VirtualRun:
     swarm has both for itself."""
 
 
+class _Sleeper(Averager):
+    """An averager on a machine that may sleep: its timers ring when it wakes up."""
+
+    sleeps = False
+    _missed = False
+
+    def tick(self) -> None:
+        if self.sleeps:
+            self._missed = True
+        else:
+            super().tick()
+
+    def wake(self) -> None:
+        self.sleeps = False
+        if self._missed:
+            self._missed = False
+            super().tick()
+
+
+class Peer:
+    """One life of one peer, as its swarm has planned it."""
+
+    def __init__(self, swarm: Swarm, life: Life) -> None:
+        name = life.peer
+        self.swarm = swarm
+        self.plan = plan = swarm.plans[name]
+        self.life = life
+        states = swarm.states_of(name)
+        self.learner = swarm.new_learner(swarm, name, plan, states) if plan.trains else None
+        self.alive = True
+        self.view, self.absent = swarm.membership.known_to(name)
+        self.machines: dict[int, FragmentRounds] = {}
+        self.task: asyncio.Task[None] | None = None
+        self.seen: dict[int, FragmentState | None] = {each.fragment: each for each in states}
+        seed = f"{swarm.seed} {name} {life.incarnation}"
+        defences = swarm.defences(name)
+        self.averager = _Sleeper(
+            swarm.host_of(name),
+            self.learner,
+            me=Participant(
+                identity=swarm.keys[name],
+                incarnation=life.incarnation,
+                founder=plan.founder,
+                reachable=not plan.dial_out_only,
+                site=plan.site,
+                speaks=plan.speaks,
+                codecs=plan.codecs,
+            ),
+            terms=swarm.terms_of(name),
+            around=Surroundings(
+                view=self.view,
+                absent=self.absent,
+                watch=_Watched(self),
+                clock_s=plan.clock_offset_s,
+                line_bytes_s=plan.bytes_per_s,
+                verify=swarm.verify,
+                draw_bits=random.Random(seed).getrandbits,
+                on_event=self._tell,
+                guard=unguarded
+                if defences is None
+                else replace(defences, on_convicted=self._convicted),
+                **swarm.around(name),
+            ),
+            states=states,
+            settings=swarm.of.settings,
+        )
+
+    def __repr__(self) -> str:
+        phases = " ".join(map(str, self.averager.phases))
+        return f"Peer({self.name}, {self.life.incarnation}, {phases})"
+
+    @property
+    def name(self) -> PeerId:
+        return self.life.peer
+
+    @property
+    def incarnation(self) -> int:
+        return self.life.incarnation
+
+    @property
+    def machine(self) -> FragmentRounds:
+        """The machine of the first fragment."""
+        return self.machines[0]
+
+    @property
+    def is_complete(self) -> bool:
+        """True if it has a state of each fragment: a newcomer fetches them before it trains."""
+        return None not in self.averager.states
+
+    @property
+    def state(self) -> FragmentState | None:
+        """The state of the first fragment."""
+        return self.averager.states[0]
+
+    def now(self) -> float:
+        """The time on the peer's own clock."""
+        return self.swarm.now + self.plan.clock_offset_s
+
+    # Life
+
+    def start(self) -> None:
+        self.task = asyncio.get_running_loop().create_task(self._live(), name=f"{self.name}")
+        if self.learner is not None:
+            self.learner.begin(self)
+
+    async def _live(self) -> None:
+        try:
+            await self.averager.run()
+        except Exception as error:
+            self.swarm.failed(error)
+            raise
+
+    def stop(self) -> None:
+        """Everything ends at once, as in a crash."""
+        self.alive = False
+        if self.learner is not None:
+            self.learner.end()
+        if self.task is not None:
+            self.task.cancel()
+
+    def sleep(self) -> None:
+        self.averager.sleeps = True
+
+    def wake(self) -> None:
+        if self.alive:
+            self.averager.wake()
+
+    @property
+    def sleeps(self) -> bool:
+        return self.averager.sleeps
+
+    # Inputs
+
+    def stepped(self) -> None:
+        """The learner has made a step."""
+        self.averager.look()
+
+    def take(self, given: Input, fragment: int = 0) -> None:
+        """Give the machine of a fragment an input."""
+        self.swarm.within(lambda: self.averager.give(fragment, given))
+
+    def send(self, to: PeerId, message: Message) -> None:
+        """Say something to another peer, whatever the own machine thinks of it."""
+        self.swarm.within(lambda: self.averager.send(to, message))
+
+    # What happens
+
+    def _tell(self, event: str, fields: Mapping[str, Any]) -> None:
+        self.show("told", event, fields)
+
+    def _convicted(self, guilty: PeerId, what: str) -> None:
+        self.swarm.membership.convicted(self, guilty)
+        self.show("convicted", guilty, what)
+
+    def show(self, hook: str, *given: Any) -> Any:
+        """Call a hook of the swarm's watch, and end the simulation if it raises: a task group may
+        take its time to end."""
+        try:
+            return getattr(self.swarm.watch, hook)(self, *given)
+        except Exception as error:
+            self.swarm.failed(error)
+            raise
+
+
+class _Watched(live.Watch):
+    """Tells the watch of a swarm what one of its peers does, while the peer lives."""
+
+    def __init__(self, peer: Peer) -> None:
+        self._peer = peer
+        for hook in vars(live.Watch).keys() - vars(_Watched).keys():
+            if not hook.startswith("_") and hasattr(peer.swarm.watch, hook):
+                setattr(self, hook, partial(self._show, hook))
+
+    def _show(self, hook: str, *given: Any) -> Any:
+        if self._peer.alive and hasattr(self._peer.swarm.watch, hook):
+            return self._peer.show(hook, *given)
+        return getattr(super(), hook)(*given)
+
+    def began(self, machine: FragmentRounds) -> None:
+        self._peer.machines[machine.fragment] = machine
+        self._show("began", machine)
+
+    def effect(self, fragment: int, effect: Effect) -> Effect | None:
+        instead: Effect | None = self._show("effect", fragment, effect)
+        if isinstance(instead, Note) and self._peer.alive:
+            self._peer.show("noted", fragment, instead)
+        return instead
+
+    def handled(self, fragment: int) -> None:
+        peer = self._peer
+        if not peer.alive:
+            return
+        state = peer.averager.states[fragment]
+        if state is not None and state is not peer.seen.get(fragment):
+            peer.seen[fragment] = state
+            peer.show("stands", state)
+        peer.show("handled", fragment)
+
+
 class Swarm:
     """Live averagers in virtual time. A swarm has an event loop of its own and is to be closed."""
 
@@ -74,7 +369,7 @@ class Swarm:
         run: VirtualRun,
         *,
         learner: Callable[[Swarm, PeerId, PeerPlan, Sequence[FragmentState]], Learner],
-        membership: Observers,
+        membership: Membership,
         seed: int = 0,
         weather: Weather = CALM,
         watch: Watch | None = None,
@@ -92,8 +387,9 @@ class Swarm:
         self.disks: dict[PeerId, dict[int, FragmentState]] = {}
         """The states from which peers start again."""
         self.lives: Counter[PeerId] = Counter()
-        self._learner = learner
-        self._keys = keys or Keys()
+        self.new_learner = learner
+        keys = keys or Keys()
+        self.verify = keys.verify
         self._loop = VirtualLoop(seed=seed) if run.memory is None else running_loop()
         self._failure: asyncio.Future[None] = self._loop.create_future()
         self._ending: list[asyncio.Task[None]] = []
@@ -103,7 +399,7 @@ class Swarm:
         )
         self.network = self.memory.simulated
         self.heap = self.memory.heap
-        made = [self._keys.of(number) for number in range(len(plans))]
+        made = [keys.of(number) for number in range(len(plans))]
         self.keys = {key.peer_id: key for key in made}
         self.plans = dict(zip(self.keys, plans, strict=True))
         for name, plan in self.plans.items():
@@ -155,11 +451,9 @@ class Swarm:
     def run(self, until: float) -> None:
         """Let time pass. Raises the first error of a peer or of the watch."""
         while self.now < until:
-            self._loop.run_until_complete(self._pass(min(until, self.now + LOOK_S)))
+            pause_s = min(until, self.now + LOOK_S) - self.now
+            self.await_(asyncio.wait([self._failure], timeout=pause_s))
             self.check_errors()
-
-    async def _pass(self, until: float) -> None:
-        await asyncio.wait([self._failure], timeout=until - self.now)
 
     def failed(self, error: Exception) -> None:
         """End the simulation with this error."""
@@ -252,22 +546,8 @@ class Swarm:
         return self.within(lambda: self._start(name))
 
     def _start(self, name: PeerId) -> Peer:
-        plan = self.plans[name]
         self.lives[name] += 1
-        states = self.states_of(name)
-        kit = Kit(
-            key=self.keys[name],
-            host=self.host_of(name),
-            terms=self.terms_of(name),
-            settings=self.of.settings,
-            verify=self._keys.verify,
-            learner=self._learner(self, name, plan, states) if plan.trains else None,
-            known=self.membership.known_to(name),
-            states=states,
-            defences=self.defences(name),
-            around=self.around(name),
-        )
-        peer = Peer(self, plan, Life(name, self.lives[name]), kit)
+        peer = Peer(self, Life(name, self.lives[name]))
         self.nodes[name] = peer
         self.membership.came(peer)
         peer.start()

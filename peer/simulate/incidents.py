@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from averaging.virtual.peer import Peer
+from averaging.virtual.swarm import Peer
 from peer.rules.ending import LastRounds
 from peer.simulate.lifecycle import Lives, states_of
 from peer.simulate.settings import Event

@@ -19,7 +19,7 @@ from averaging.history.state import FragmentState
 from averaging.live.learner_port import Progress, Snapshot
 from averaging.numbers.arrays import Float32s
 from averaging.round.interface.inputs import Offer
-from averaging.virtual.peer import Peer, Swarm
+from averaging.virtual.swarm import Peer, Swarm
 from dht.memory.event_heap import Timer
 from peer.simulate.problems.problem import LocalTraining, Places
 

@@ -18,7 +18,7 @@ from averaging.numbers.arrays import Float32s
 from averaging.numbers.layout import Fragment, Layout
 from averaging.virtual import swarm as virtual
 from averaging.virtual.membership import Observers
-from averaging.virtual.peer import Peer, PeerPlan, Watch
+from averaging.virtual.swarm import Peer, PeerPlan, Watch
 from dht.identity import PeerId
 from dht.memory.network import Weather
 from peer.simulate.learner import Learner, Seat, Trainee

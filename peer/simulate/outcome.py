@@ -14,7 +14,7 @@ import numpy as np
 from averaging.history.merged_map import MergedMap
 from averaging.numbers.layout import Layout
 from averaging.round.interface.effects import Apply
-from averaging.virtual.peer import Peer
+from averaging.virtual.swarm import Peer
 from dht.identity import PeerId
 from peer.rules.ledger import APART, CRASH, LEFT, Fate
 from peer.simulate.settings import Swarm

@@ -34,7 +34,7 @@ from averaging.messages import Stamp
 from averaging.numbers.arrays import Float32s
 from averaging.round.interface.effects import Merge
 from averaging.rules.orders import RoundOrders
-from averaging.virtual.peer import Peer
+from averaging.virtual.swarm import Peer
 from dht.identity import PeerId
 from peer.simulate.problems.problem import ChecksOthers, Places
 from peer.simulate.settings import Event, Swarm, sweep

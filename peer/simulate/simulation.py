@@ -28,7 +28,7 @@ from averaging.history.state import FragmentState
 from averaging.live.states.fetch_server import fetch_protocol
 from averaging.numbers.arrays import Float32s
 from averaging.round.interface.effects import Apply, Effect, Merge, Note
-from averaging.virtual.peer import Peer
+from averaging.virtual.swarm import Peer
 from dht.identity import PeerId
 from peer.rules.ledger import Fate
 from peer.simulate.incidents import DateOfEnd, Incidents

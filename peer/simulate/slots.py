@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from averaging.virtual.keys import CheapKey
-from averaging.virtual.peer import PeerPlan
+from averaging.virtual.swarm import PeerPlan
 from dht.identity import PeerId
 from dht.memory.network import SimulatedNetwork
 from peer.simulate.learner import Learner, Pace

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -29,10 +29,9 @@ from averaging.rules.peer_view import PeerView
 from averaging.rules.policy import RoundPolicy
 from averaging.rules.quorum import QuorumPolicy
 from averaging.rules.sites import site_name
-from averaging.virtual import peer as virtual
-from averaging.virtual import swarm as virtual_swarm
-from averaging.virtual.peer import Kit, Known, PeerPlan
-from averaging.virtual.swarm import VirtualRun
+from averaging.virtual import swarm as virtual
+from averaging.virtual.keys import Keys
+from averaging.virtual.swarm import PeerPlan, VirtualRun
 from dht.host import Messaging
 from dht.identity import PeerId, RunId, verify
 from dht.memory.host import MemoryHost, MemoryNetwork, identity_of
@@ -71,6 +70,8 @@ POLICY = RoundPolicy(
     upload_s=10.0,
     round_s=60.0,
 )
+
+SETTINGS = AveragerSettings(progress_s=1.0)
 
 
 def start_of(layout: Layout) -> list[FragmentState]:
@@ -190,19 +191,12 @@ class Peer(virtual.Peer):
 
     learner: QuadraticLearner | None
 
-    def __init__(
-        self, swarm: Swarm, plan: PeerPlan, life: Life, kit: Kit, *, nick: str, host: MemoryHost
-    ) -> None:
+    def __init__(self, swarm: Swarm, life: Life, *, nick: str, host: MemoryHost) -> None:
         """``host``: that below the one which the averager has."""
         self.nick = nick
         self.host = host
         self.events: list[tuple[float, str, Mapping[str, Any]]] = []
-        around = {"take_directive": self._keeps_to_its_own, **kit.around}
-        super().__init__(swarm, plan, life, replace(kit, around=around))
-
-    def _keeps_to_its_own(self, directive: bytes) -> bool:
-        """No directive that others show is known; one is older than the own, if it has one."""
-        return self.averager.terms.book.orders.stamp is None
+        super().__init__(swarm, life)
 
     @property
     def id(self) -> PeerId:
@@ -241,7 +235,18 @@ class InView(Everybody):
         )
 
 
-class Swarm(virtual_swarm.Swarm, virtual.Watch):
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """The things with which a test has a peer begin."""
+
+    host: Messaging
+    terms: RunTerms
+    states: list[FragmentState]
+    defences: Defences
+    state_files: StateFiles | None
+
+
+class Swarm(virtual.Swarm, virtual.Watch):
     """Averagers with quadratic learners on the network of a test, which adds them one by one."""
 
     def __init__(self, network: MemoryNetwork, *, layout: Layout = LAYOUT) -> None:
@@ -249,7 +254,36 @@ class Swarm(virtual_swarm.Swarm, virtual.Watch):
         self.first = start_of(layout)
         run = VirtualRun(layout, POLICY, self.first, RUN, memory=network)
         self.in_view = InView()
-        super().__init__([], run, learner=self._quadratic, membership=self.in_view, watch=self)
+        self.wanted: dict[PeerId, Wanted] = {}
+        super().__init__(
+            [],
+            run,
+            learner=self._quadratic,
+            membership=self.in_view,
+            watch=self,
+            keys=Keys(verify=verify),
+        )
+
+    def host_of(self, name: PeerId) -> Messaging:
+        return self.wanted[name].host
+
+    def terms_of(self, name: PeerId) -> RunTerms:
+        return self.wanted[name].terms
+
+    def states_of(self, name: PeerId) -> list[FragmentState]:
+        return self.wanted[name].states
+
+    def defences(self, name: PeerId) -> Defences:
+        return self.wanted[name].defences
+
+    def around(self, name: PeerId) -> Mapping[str, Any]:
+        wanted = self.wanted[name]
+
+        def keeps_to_its_own(directive: bytes) -> bool:
+            """No directive that others show is known; one is older than the own, if it has one."""
+            return wanted.terms.book.orders.stamp is None
+
+        return {"take_directive": keeps_to_its_own, "state_files": wanted.state_files}
 
     def _quadratic(
         self, swarm: object, name: PeerId, plan: PeerPlan, states: Sequence[FragmentState]
@@ -292,19 +326,15 @@ class Swarm(virtual_swarm.Swarm, virtual.Watch):
         if states is None and knows_start:
             # Each has numbers of its own: averaging steps on its momentum in place.
             known = [replace(state, momentum=state.momentum.copy()) for state in self.first]
-        kit = Kit(
-            key=key,
-            host=wrap(host),
-            terms=RunTerms(RUN, self.layout, policy),
-            settings=settings or AveragerSettings(progress_s=1.0),
-            verify=verify,
-            learner=self._learner(self, key.peer_id, made, known) if made.trains else None,
-            known=Known({}, {}),
-            states=known,
-            defences=Defences(gate=gate, judge=judge, shelf=shelf),
-            around={"state_files": state_files},
+        self.wanted[key.peer_id] = Wanted(
+            wrap(host),
+            RunTerms(RUN, self.layout, policy),
+            known,
+            Defences(gate=gate, judge=judge, shelf=shelf),
+            state_files,
         )
-        peer = Peer(self, made, Life(key.peer_id, incarnation), kit, nick=nick, host=host)
+        self.of = replace(self.of, settings=settings or SETTINGS)
+        peer = Peer(self, Life(key.peer_id, incarnation), nick=nick, host=host)
         self.membership.came(peer)
         for other in self.peers:
             if other.averager.reachable:

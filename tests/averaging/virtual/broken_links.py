@@ -14,7 +14,7 @@ from typing import Any
 
 from averaging.rules.due import DuePolicy
 from averaging.rules.policy import RoundPolicy
-from averaging.virtual.peer import Peer, PeerPlan
+from averaging.virtual.swarm import Peer, PeerPlan
 from dht.errors import PeerUnreachable
 from dht.host import Messaging, Stream
 from dht.identity import PeerId

@@ -16,7 +16,7 @@ from averaging import messages as said
 from averaging.messages import Message
 from averaging.round.gathering.roster import recomposed
 from averaging.round.interface.effects import Effect, Merge
-from averaging.virtual.peer import Peer
+from averaging.virtual.swarm import Peer
 from dht.identity import PeerId
 from tests.averaging.virtual.liars import Behaviour, SwarmWithLiars, on_effect
 from tests.averaging.virtual.strangers import Chatterers

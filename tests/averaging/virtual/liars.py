@@ -22,7 +22,7 @@ from averaging.round.contributing import Contribution
 from averaging.round.interface.effects import Apply, Effect, Fold, Merge
 from averaging.round.interface.inputs import UploadArrived
 from averaging.round.interface.phase import Phase
-from averaging.virtual.peer import Peer, PeerPlan
+from averaging.virtual.swarm import Peer, PeerPlan
 from dht.identity import PeerId
 from tests.averaging.virtual.strangers import Chatterers
 from tests.averaging.virtual.swarm import Swarm, learner_of

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import msgspec
 
 from averaging.virtual.membership import LONG_AGO_S, Observers, shown
-from averaging.virtual.peer import Known, Peer, Swarm
+from averaging.virtual.swarm import Absent, Peer, Swarm, View
 from dht.identity import PeerId
 
 
@@ -33,8 +33,8 @@ class Everybody(Observers):
     def is_old(self, peer: Peer) -> bool:
         return not self.young and super().is_old(peer)
 
-    def known_to(self, peer: PeerId) -> Known:
-        return Known({}, {})
+    def known_to(self, peer: PeerId) -> tuple[View, Absent]:
+        return {}, {}
 
     def came(self, peer: Peer) -> None:
         since = -LONG_AGO_S if self.is_old(peer) else 0.0

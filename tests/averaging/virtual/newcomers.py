@@ -17,7 +17,7 @@ from averaging.messages import (
     digest,
 )
 from averaging.rules.policy import ProbationPolicy
-from averaging.virtual.peer import PeerPlan
+from averaging.virtual.swarm import PeerPlan
 from dht.identity import PeerId
 from tests.averaging.virtual.swarm import POLICY, Swarm
 

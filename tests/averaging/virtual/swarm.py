@@ -41,7 +41,7 @@ from averaging.rules.policy import ProbationPolicy, RoundPolicy
 from averaging.rules.quorum import QuorumPolicy
 from averaging.virtual import swarm as virtual
 from averaging.virtual.keys import Keys
-from averaging.virtual.peer import Peer, PeerPlan, Watch
+from averaging.virtual.swarm import Peer, PeerPlan, Watch
 from dht.identity import PeerId
 from dht.memory.network import CALM, Weather
 from tests.averaging.virtual.membership import Everybody

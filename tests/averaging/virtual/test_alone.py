@@ -5,7 +5,7 @@ from __future__ import annotations
 from averaging.messages import Stamp
 from averaging.round.interface.phase import Phase
 from averaging.rules.orders import RoundOrders
-from averaging.virtual.peer import Peer, PeerPlan
+from averaging.virtual.swarm import Peer, PeerPlan
 from tests.averaging.virtual.swarm import POLICY, Swarm
 
 CYCLE_S = 10.0

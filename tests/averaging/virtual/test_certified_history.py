@@ -15,7 +15,7 @@ from averaging.guard.rules.probation import Probation
 from averaging.round.interface.effects import Note
 from averaging.rules.due import DuePolicy
 from averaging.rules.policy import ProbationPolicy
-from averaging.virtual.peer import Peer, PeerPlan
+from averaging.virtual.swarm import Peer, PeerPlan
 from tests.averaging.virtual.certified import settles
 from tests.averaging.virtual.swarm import POLICY, Swarm
 

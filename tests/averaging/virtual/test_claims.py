@@ -10,7 +10,7 @@ import pytest
 
 from averaging.rules.policy import ProbationPolicy
 from averaging.rules.quorum import ALL
-from averaging.virtual.peer import Peer, PeerPlan
+from averaging.virtual.swarm import Peer, PeerPlan
 from tests.averaging.virtual.swarm import Storm, Swarm, learner_of, storm, weather_out
 from tests.seeds import seeds
 

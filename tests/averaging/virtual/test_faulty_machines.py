@@ -14,7 +14,7 @@ from dataclasses import replace
 
 import pytest
 
-from averaging.virtual.peer import Peer
+from averaging.virtual.swarm import Peer
 from tests.averaging.virtual.swarm import Storm, Swarm, storm, weather_out
 from tests.seeds import all_that_happens, seeds
 

@@ -20,7 +20,7 @@ from averaging.history.state import FragmentState
 from averaging.numbers import chunks
 from averaging.rules.peer_view import ESTABLISHED_AFTER_S
 from averaging.rules.policy import ProbationPolicy
-from averaging.virtual.peer import Peer
+from averaging.virtual.swarm import Peer
 from tests.averaging.virtual import false_reducers, liars, usurpers
 from tests.averaging.virtual.liars import Behaviour, SwarmWithLiars
 from tests.averaging.virtual.strangers import Chatterers

@@ -13,8 +13,7 @@ from averaging.history.state import FragmentState
 from averaging.round.interface.effects import Note
 from averaging.rules.due import DuePolicy
 from averaging.rules.policy import RoundPolicy
-from averaging.virtual.peer import Peer, PeerPlan, Watch
-from averaging.virtual.swarm import Swarm, VirtualRun
+from averaging.virtual.swarm import Peer, PeerPlan, Swarm, VirtualRun, Watch
 from dht.identity import PeerId
 from tests.averaging.live.quadratic import LAYOUT, QuadraticLearner, start_of
 from tests.averaging.virtual.membership import Everybody

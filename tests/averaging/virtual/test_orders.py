@@ -11,7 +11,7 @@ from averaging.messages import Stamp
 from averaging.round.interface.effects import Apply, Effect, Enter
 from averaging.rules.orders import RoundOrders
 from averaging.rules.policy import RoundPolicy
-from averaging.virtual.peer import Peer, PeerPlan
+from averaging.virtual.swarm import Peer, PeerPlan
 from tests.averaging.virtual.swarm import (
     SEVERAL_GROUPS,
     Storm,
@@ -130,7 +130,7 @@ def pass_orders_on(swarm: Swarm) -> None:
             known = swarm.network.connected(node.name, other.name)
             if known and orders_of(node).stamp is not None:
                 swarm.follow(other.name, orders_of(node))
-    swarm.call_in(swarm.membership.beat_s, pass_orders_on, swarm)
+    swarm.call_in(swarm.everybody.beat_s, pass_orders_on, swarm)
 
 
 def ends_on_one_lineage(seed: int, how: Storm) -> None:

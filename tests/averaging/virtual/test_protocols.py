@@ -13,7 +13,7 @@ from averaging.messages import Join
 from averaging.round.gathering.roster import agreed_protocol
 from averaging.round.interface.effects import Apply, Note
 from averaging.rules.peer_view import PeerView
-from averaging.virtual.peer import Peer, PeerPlan
+from averaging.virtual.swarm import Peer, PeerPlan
 from dht.identity import PeerId
 from dht.memory.network import CALM
 from dht.protocol import Range

@@ -9,7 +9,7 @@ import pytest
 
 from averaging.round.interface.effects import Apply, Note
 from averaging.rules.policy import ProbationPolicy
-from averaging.virtual.peer import Peer, PeerPlan
+from averaging.virtual.swarm import Peer, PeerPlan
 from dht.memory.network import Weather
 from tests.averaging.virtual.false_reducers import first_for_all
 from tests.averaging.virtual.liars import SwarmWithLiars

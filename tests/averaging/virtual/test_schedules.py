@@ -22,7 +22,7 @@ from averaging.round.sealing import paxos
 from averaging.rules.peer_view import SILENCE_MAX_S
 from averaging.rules.quorum import QuorumPolicy
 from averaging.rules.succession import succession
-from averaging.virtual.peer import Peer, PeerPlan
+from averaging.virtual.swarm import Peer, PeerPlan
 from dht.identity import PeerId
 from dht.memory.network import CALM
 from tests.averaging.virtual.breakages import a_forsworn_round_is_applied_all_the_same
@@ -741,7 +741,7 @@ def test_those_left_when_most_of_a_round_died_merge_on_once_the_dead_are_missed(
         swarm.run(swarm.now + 0.01)
     swarm.on_send = None
     before = max(swarm.versions())
-    missed_s = SILENCE_MAX_S + swarm.membership.beat_s
+    missed_s = SILENCE_MAX_S + swarm.everybody.beat_s
     cycle_s = 10.0
     swarm.run(died_at[0] + missed_s + 4 * POLICY.margin_s + 2 * cycle_s)
 
@@ -802,7 +802,7 @@ def test_a_peer_that_comes_into_sight_while_rosters_are_open_is_called_into_one(
         for event in ("gathering", "closed")
     }
     # A heartbeat until they see one another, a look, a step of the learner, and some messages.
-    soon_s = swarm.membership.beat_s + POLICY.resend_s + 3.0
+    soon_s = swarm.everybody.beat_s + POLICY.resend_s + 3.0
     assert first["closed"] - first["gathering"] < soon_s < policy.quorum.wait_s / 2
     assert not swarm.truth.coverage["no_quorum"]
     seen(swarm, "handed_over")

@@ -9,9 +9,8 @@ import pytest
 from averaging.history.state import FragmentState
 from averaging.messages import Join
 from averaging.round.interface.effects import Effect, Merge
-from averaging.virtual.peer import Peer, PeerPlan
+from averaging.virtual.swarm import Peer, PeerPlan, VirtualRun
 from averaging.virtual.swarm import Swarm as AnySwarm
-from averaging.virtual.swarm import VirtualRun
 from dht.identity import PeerId
 from tests.averaging.live import quadratic
 from tests.averaging.virtual.membership import Everybody

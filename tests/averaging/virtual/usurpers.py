@@ -7,7 +7,7 @@ import msgspec
 from averaging import messages as said
 from averaging.messages import Commit, Message, decode_commit, digest
 from averaging.round.sealing.seals import ballot_of
-from averaging.virtual.peer import Peer
+from averaging.virtual.swarm import Peer
 from dht.identity import PeerId
 from tests.averaging.virtual.liars import Behaviour, SwarmWithLiars
 from tests.averaging.virtual.strangers import Chatterers
