@@ -510,9 +510,6 @@ class Swarm:
     def trainers(self) -> list[Peer]:
         return [peer for peer in self.alive if peer.learner is not None]
 
-    def is_paused(self, name: PeerId) -> bool:
-        return self.network.is_paused(name)
-
     def addresses(self, peer: PeerId) -> Sequence[Any]:
         """The addresses of a peer, as its record says."""
         if peer not in self.nodes or self.plans[peer].dial_out_only:

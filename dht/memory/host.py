@@ -20,7 +20,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
 from hashlib import blake2b
@@ -94,7 +94,7 @@ class MemoryNetwork:
             raise ValueError(f"{peer} has a host that is still open")
         self.simulated.restart(peer)
         if peer not in self._address_of:
-            self._give_address(peer)
+            self.move(peer)
         host = MemoryHost(
             self, identity, keeper or RecordKeeper(salt=identity.peer_id.encode()), wall_offset_s
         )
@@ -102,9 +102,11 @@ class MemoryNetwork:
         return host
 
     def move(self, peer: PeerId) -> None:
-        """Give a peer another address in place of the old one. Connections stay."""
-        del self._listening[self._address_of[peer]]
-        self._give_address(peer)
+        """Give a peer an address, in place of the one that it may have. Connections stay."""
+        number = self._addresses_given
+        self._addresses_given += 1
+        ip = f"10.{number >> 16}.{number >> 8 & 255}.{number & 255}"
+        self.place(peer, Multiaddr(f"/ip4/{ip}/tcp/7700"))
 
     @asynccontextmanager
     async def stranger(self, owner: PeerId) -> AsyncIterator[MemoryHost]:
@@ -134,7 +136,8 @@ class MemoryNetwork:
         old = self._address_of.get(peer)
         if old is not None:
             del self._listening[old]
-        self._set_address(peer, address)
+        self._listening[address] = peer
+        self._address_of[peer] = address
 
     def partition(self, groups: Sequence[Iterable[PeerId]]) -> None:
         """Cut every path between the groups; see ``SimulatedNetwork.partition``.
@@ -144,34 +147,22 @@ class MemoryNetwork:
         self.simulated.partition(groups)
         self._partitioned_at = self.heap.now
         self.heap.call_in(FORGET_AFTER_S, self._forget_the_other_side, self.heap.now)
-        self._watch_silence(self._wires)
+        self._watch_silence()
 
     def heal(self) -> None:
         """End the partition. Forgotten peers have to be introduced again."""
         self.simulated.heal()
         self._partitioned_at = None
-        self._watch_silence(self._wires)
+        self._watch_silence()
 
     def crash(self, peer: PeerId) -> None:
         """Switch a machine off without a goodbye. ``host`` starts it again."""
         self.simulated.crash(peer)
         host = self._hosts.get(peer)
         if host is not None:
-            wires = list(host._wires.values())
             host._end("it crashed")
-            self._watch_silence(wires)
 
-    # --- addresses and broken connections --------------------------------------------------
-
-    def _give_address(self, peer: PeerId) -> None:
-        number = self._addresses_given
-        self._addresses_given += 1
-        address = Multiaddr(f"/ip4/10.{number >> 16}.{number >> 8 & 255}.{number & 255}/tcp/7700")
-        self._set_address(peer, address)
-
-    def _set_address(self, peer: PeerId, address: Multiaddr) -> None:
-        self._listening[address] = peer
-        self._address_of[peer] = address
+    # --- broken connections ----------------------------------------------------------------
 
     def _forget_the_other_side(self, partitioned_at: float) -> None:
         if self._partitioned_at != partitioned_at:
@@ -179,11 +170,13 @@ class MemoryNetwork:
         for host in self._hosts.values():
             host.directory.neighbourhood.split(self.simulated)
 
-    def _watch_silence(self, wires: Iterable[_Wire]) -> None:
-        """Find the connections that hang, and break them if they still hang after a while."""
+    def _watch_silence(self) -> None:
+        """Find the connections that a partition cuts, and break them if it still does after a
+        while."""
         now = self.heap.now
-        for wire in wires:
-            if not wire.hangs:
+        for wire in self._wires:
+            one, other = wire.hosts
+            if self.simulated.connected(one.peer_id, other.peer_id):
                 wire.hangs_since = None
             elif wire.hangs_since is None:
                 wire.hangs_since = now
@@ -223,16 +216,6 @@ class _Wire:
         self._calls: tuple[dict[int, asyncio.Future[_Reply]], ...] = ({}, {})
         self._streams: tuple[dict[MemoryStream, None], ...] = ({}, {})
         self._calls_made = 0
-
-    @property
-    def hangs(self) -> bool:
-        one, other = self.hosts
-        simulated = self._network.simulated
-        return (
-            not simulated.connected(one.peer_id, other.peer_id)
-            or not simulated.is_up(one.peer_id)
-            or not simulated.is_up(other.peer_id)
-        )
 
     def other(self, host: MemoryHost) -> MemoryHost:
         return self.hosts[1 - self._side(host)]
@@ -348,17 +331,20 @@ class _Wire:
         self, opener: MemoryHost, protocol: str, *, bulk: bool
     ) -> tuple[MemoryStream, MemoryStream]:
         """The opener's end and the other one."""
-        ends: list[MemoryStream] = []
         weight = self._network.bulk_factor if bulk else 1.0
-        for host in (opener, self.other(opener)):
+
+        def end(host: MemoryHost) -> MemoryStream:
             in_order = partial(self._send_in, OrderedChannel(), host, protocol)
             beside = partial(self.send, host)
-            remote = self.other(host).peer_id
-            stream = MemoryStream(ends, remote, in_order, beside, weight=weight)
+            stream = MemoryStream(self.other(host).peer_id, in_order, beside, weight=weight)
             streams = self._streams[self._side(host)]
             streams[stream] = None
             stream.on_over.append(partial(streams.pop, stream, None))
-        return ends[0], ends[1]
+            return stream
+
+        mine, theirs = end(opener), end(self.other(opener))
+        mine.other, theirs.other = theirs, mine
+        return mine, theirs
 
     def _send_in(
         self,
@@ -433,11 +419,9 @@ class MemoryHost:
         if wire is not None:
             wire.break_at(self, "it was closed here")
 
-    @asynccontextmanager
-    async def stranger(self) -> AsyncIterator[MemoryHost]:
+    def stranger(self) -> AbstractAsyncContextManager[MemoryHost]:
         self._check_open()
-        async with self._network.stranger(self.peer_id) as host:
-            yield host
+        return self._network.stranger(self.peer_id)
 
     async def connections(self) -> tuple[Connection, ...]:
         self._check_open()

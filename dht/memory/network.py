@@ -197,10 +197,6 @@ class SimulatedNetwork:
     def is_paused(self, peer: PeerId) -> bool:
         return self._peer(peer).paused
 
-    def incarnation(self, peer: PeerId) -> int:
-        """Number of times that this machine was switched off."""
-        return self._peer(peer).incarnation
-
     def set_link(
         self,
         peer: PeerId,

@@ -33,6 +33,7 @@ Wire = Callable[[int, Callable[[], object]], None]
 """Sends a message of a size, and calls the function when it arrives at the other side."""
 
 _END = None
+_WAITS = _RECEIVING, _SENDING, _FINISHING = "receiving", "sending", "waiting for the ACK"
 
 
 class MemoryStream:
@@ -43,17 +44,16 @@ class MemoryStream:
 
     def __init__(
         self,
-        ends: list[MemoryStream],
         remote: PeerId,
         in_order: Wire,
         beside: Wire,
         *,
         weight: float = 1.0,
     ) -> None:
-        """``ends`` is shared by both sides: each one appends itself."""
+        self.other: MemoryStream
+        """The end at the other side, as soon as both are made."""
+
         self._weight = weight
-        self._ends = ends
-        ends.append(self)
         self.remote = remote
         self._in_order = in_order
         self._beside = beside
@@ -75,14 +75,8 @@ class MemoryStream:
         self._outgoing: list[Callable[[], object]] = []
         """The message that is sent at this moment."""
         self._outgoing_bytes = 0
-        self._receiver: asyncio.Future[bool] | None = None
-        self._sender: asyncio.Future[bool] | None = None
-        self._finisher: asyncio.Future[bool] | None = None
-
-    @property
-    def _other(self) -> MemoryStream:
-        one, other = self._ends
-        return other if one is self else one
+        self._waits: dict[str, asyncio.Future[bool]] = {}
+        """Tasks that wait for something of ``_WAITS``, one for each."""
 
     @property
     def _complete(self) -> bool:
@@ -99,12 +93,7 @@ class MemoryStream:
         size = self._size_of(parts)
         self._raise_if_over()
         while not self._has_room(size):
-            assert self._sender is None, "two tasks send on one stream"
-            self._sender = asyncio.get_running_loop().create_future()
-            try:
-                await self._wait(self._sender, timeout_s, "sending")
-            finally:
-                self._sender = None
+            await self._wait(_SENDING, timeout_s)
             self._raise_if_over()
         self._put(frame, size)
 
@@ -129,7 +118,7 @@ class MemoryStream:
 
     def _put(self, frame: bytes, size: int) -> None:
         self._unacknowledged_bytes += size
-        self._post(size, partial(self._other._arrived, (frame, size)))
+        self._post(size, partial(self.other._arrived, (frame, size)))
 
     def _post(self, size_bytes: int, deliver: Callable[[], object]) -> None:
         """Send in order. What is small and said at one moment travels as one message, as it would
@@ -155,18 +144,13 @@ class MemoryStream:
     async def receive(self, *, timeout_s: float) -> bytes | None:
         while not self._inbox:
             self._raise_if_over()
-            assert self._receiver is None, "two tasks receive from one stream"
-            self._receiver = asyncio.get_running_loop().create_future()
-            try:
-                await self._wait(self._receiver, timeout_s, "receiving")
-            finally:
-                self._receiver = None
+            await self._wait(_RECEIVING, timeout_s)
         if self._aborted:
             self._raise_if_over()
         if self._inbox[0] is _END:  # it stays there: asking again gives the same answer
             if not self._ack_sent:
                 self._ack_sent = True
-                self._post(HEADER_BYTES, self._other._acknowledged)
+                self._post(HEADER_BYTES, self.other._acknowledged)
                 self._note_if_complete()
             return None
         arrived = self._inbox.popleft()
@@ -174,7 +158,7 @@ class MemoryStream:
         frame, size = arrived
         self._taken_bytes += size
         if self._taken_bytes >= CREDIT_BYTES and self._lost is None:
-            self._beside(HEADER_BYTES, partial(self._other._credited, self._taken_bytes))
+            self._beside(HEADER_BYTES, partial(self.other._credited, self._taken_bytes))
             self._taken_bytes = 0
         return frame
 
@@ -194,12 +178,8 @@ class MemoryStream:
         self._raise_if_over()
         if not self._end_sent:
             self._end_sent = True
-            self._post(HEADER_BYTES, partial(self._other._arrived, _END))
-        self._finisher = asyncio.get_running_loop().create_future()
-        try:
-            await self._wait(self._finisher, timeout_s, "waiting for the ACK")
-        finally:
-            self._finisher = None
+            self._post(HEADER_BYTES, partial(self.other._arrived, _END))
+        await self._wait(_FINISHING, timeout_s)
         if not self._ack_received:
             self._raise_if_over()
 
@@ -221,17 +201,17 @@ class MemoryStream:
     def _arrived(self, frame: tuple[bytes, int] | None) -> None:
         if self._lost is None:
             self._inbox.append(frame)
-            _settle(self._receiver, True)
+            _settle(self._waits.get(_RECEIVING), True)
 
     def _acknowledged(self) -> None:
         if self._lost is None:
             self._ack_received = True
-            _settle(self._finisher, True)
+            _settle(self._waits.get(_FINISHING), True)
             self._note_if_complete()
 
     def _credited(self, size_bytes: int) -> None:
         self._unacknowledged_bytes -= size_bytes
-        _settle(self._sender, True)
+        _settle(self._waits.get(_SENDING), True)
 
     def _note_if_complete(self) -> None:
         if self._complete:
@@ -242,14 +222,18 @@ class MemoryStream:
         for callback in callbacks:
             callback()
 
-    async def _wait(self, future: asyncio.Future[bool], timeout_s: float, what: str) -> None:
+    async def _wait(self, what: str, timeout_s: float) -> None:
+        assert what not in self._waits, f"two tasks wait on one stream: {what}"
+        loop = asyncio.get_running_loop()
+        future = self._waits[what] = loop.create_future()
         # A timer costs less than asyncio.timeout, and streams wait thousands of times.
         timeout_s *= self._weight
-        timer = asyncio.get_running_loop().call_later(timeout_s, _settle, future, False)
+        timer = loop.call_later(timeout_s, _settle, future, False)
         try:
             came = await future
         finally:
             timer.cancel()
+            del self._waits[what]
         if not came:
             raise self._break(f"{what}: silence for {timeout_s:g} s")
 
@@ -264,14 +248,14 @@ class MemoryStream:
         self._inbox.clear()
         if self._lost is None:
             self._lost = reason
-            if not self._complete and not self._other._aborted:  # else there is nobody to tell
-                self._post(HEADER_BYTES, partial(self._other.lose, "the other side dropped it"))
+            if not self._complete and not self.other._aborted:  # else there is nobody to tell
+                self._post(HEADER_BYTES, partial(self.other.lose, "the other side dropped it"))
         self._wake()
         self._over()
 
     def _wake(self) -> None:
-        for future in (self._receiver, self._sender, self._finisher):
-            _settle(future, True)
+        for what in _WAITS:
+            _settle(self._waits.get(what), True)
 
     def _raise_if_over(self) -> None:
         if self._lost is not None:

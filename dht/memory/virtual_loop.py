@@ -39,26 +39,24 @@ class RealInputOutput(RuntimeError):
     """The virtual loop was asked for a socket, a signal or a process."""
 
 
+def _number_of(one: _Task | _Future) -> int:
+    try:
+        return one._number
+    except AttributeError:  # it is put into a set for the first time
+        one._number = cast(VirtualLoop, one.get_loop()).next_number()
+        return one._number
+
+
 class _Task(asyncio.Task[Any]):
     __slots__ = ("_number",)
-
-    def __hash__(self) -> int:
-        try:
-            return self._number
-        except AttributeError:  # it is put into a set for the first time
-            self._number: int = cast(VirtualLoop, self.get_loop()).next_number()
-            return self._number
+    _number: int
+    __hash__ = _number_of
 
 
 class _Future(asyncio.Future[Any]):
     __slots__ = ("_number",)
-
-    def __hash__(self) -> int:
-        try:
-            return self._number
-        except AttributeError:
-            self._number: int = cast(VirtualLoop, self.get_loop()).next_number()
-            return self._number
+    _number: int
+    __hash__ = _number_of
 
 
 class _Call:

@@ -189,7 +189,7 @@ async def test_a_peer_that_is_reached_over_a_relay_confirms_the_bits_of_others_a
         hidden, me = peers[1], fetcher.host.peer_id
 
         def is_relayed(stream: MemoryStream) -> bool:
-            there = stream._other.remote
+            there = stream.other.remote
             return {stream.remote, there} == {hidden, me}
 
         monkeypatch.setattr(MemoryStream, "relayed", property(is_relayed))
