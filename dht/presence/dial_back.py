@@ -194,7 +194,7 @@ class DialBacks:
 
         Otherwise every peer could be used to probe hosts inside its own network.
         """
-        own = self.this.own.addresses
+        own = self.this.addresses
         if is_loopback(address):
             return any(is_loopback(mine) for mine in own)
         return not is_private(address) or any(is_private(mine) for mine in own)
@@ -294,7 +294,7 @@ class ReachabilityChecks:
         if scope is not None and helpers and not state.usable:
             # Nobody has to dial for that. Twice, as the daemon finds out about addresses slowly.
             state.denied(NO_ADDRESS, now=now())
-        elif scope is not None and self.this.own.addresses:
+        elif scope is not None and self.this.addresses:
             order = [helpers[int(i)] for i in self.this.rng.permutation(len(helpers))]
             for helper in order[:HELPERS_PER_CHECK]:
                 if state.scope is not scope or await self._have_tried(helper):
@@ -338,7 +338,7 @@ class ReachabilityChecks:
     async def _have_tried(self, helper: PeerId) -> bool:
         """Have a connected peer arrange a dial-back. Says whether no other has to be asked."""
         state, scope, host = self.this.reachability, self.this.reachability.scope, self.this.host
-        usable = [address for address in self.this.own.addresses if str(address) in state.usable]
+        usable = [address for address in self.this.addresses if str(address) in state.usable]
         came_from: asyncio.Future[Multiaddr] = asyncio.get_running_loop().create_future()
         nonce = secrets.token_bytes(wire.NONCE_BYTES)
         verdict, reason = "cannot help", f"{helper} knows no peer that could dial"
@@ -392,10 +392,9 @@ class ReachabilityChecks:
         if reachable == self._reported or (reachable is None and not self._reported):
             return
         self._reported = reachable
-        own = self.this.own
-        own.outdate()
+        self.this.outdate()
         self.this.hurry()
-        announced = ", ".join(str(address) for address in own.addresses) or "no address"
+        announced = ", ".join(str(address) for address in self.this.addresses) or "no address"
         state = {
             True: "reachable",
             False: "dial-out only, as behind a router or firewall",

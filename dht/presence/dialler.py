@@ -113,7 +113,7 @@ class Dialler:
             and (member.reachable or scope_of(address) is not Scope.INTERNET)
             and self._may_lead(address)
         ]
-        tried = direct, [address for address in this.own.addresses if not is_relayed(address)]
+        tried = direct, [address for address in this.addresses if not is_relayed(address)]
         before = self._tried.get(peer)
         if not direct or (before and before[0] == tried and this.now() < before[1]):
             return []
@@ -147,7 +147,7 @@ class Dialler:
         Private addresses of other networks, and those of this machine, do not: who dialled them was
         told that the other machine is up and refuses connections, by a machine of its own network.
         """
-        own = self._this.own.addresses
+        own = self._this.addresses
         if is_relayed(address) or scope_of(address) is Scope.INTERNET:
             return True
         near = scope_guessed((address,), own) is not Scope.INTERNET

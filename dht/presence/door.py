@@ -113,7 +113,7 @@ class Door:
         """Show the own credential, remember the directives in the file, and answer from now on."""
         this = self._this
         now = self._wall()
-        self.admission.show(this.id, this.own.facts.credential, now=now)
+        self.admission.show(this.id, this.facts.credential, now=now)
         ends_at = self.admission.ends_at(this.id)
         if ends_at is not None and this.profile.is_member:
             self._warn_at = ends_at - min(WARNING_MAX_S, WARNING_SHARE * (ends_at - now))
@@ -177,7 +177,7 @@ class Door:
             return
         self._warn_at = None
         until = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(ends_at))
-        command = "join" if self._this.own.facts.role == "learner" else "keep"
+        command = "join" if self._this.facts.role == "learner" else "keep"
         text = (
             f"the invite of this peer ends at {until}; ask the owner of the run for another one "
             f"(shoal invite) before that, and come back with it: shoal {command} LINK"
@@ -214,7 +214,7 @@ class Door:
     def _own_refusal(self) -> str | None:
         """Reason why this peer itself is refused, as far as it knows."""
         this = self._this
-        return self.admission.refusal(this.id, now=self._wall(), role=this.own.facts.role)
+        return self.admission.refusal(this.id, now=self._wall(), role=this.facts.role)
 
     async def _turn_out(self) -> None:
         """Cut the connections of peers that were let in and are refused now."""
@@ -256,7 +256,7 @@ class Door:
         assert self._this.profile.run is not None
         return wire.Papers(
             run=self._this.profile.run,
-            credential=self._this.own.facts.credential,
+            credential=self._this.facts.credential,
             digest=self.admission.digest(self._wall()) if self._has_owner else b"",
             directives=directives,
         )

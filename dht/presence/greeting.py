@@ -114,7 +114,7 @@ class Greeting:
         beat_s = self.this.settings.membership.heartbeat_s
         asked_after = now - UNASKED_BEATS_MAX * beat_s
         self._asked = {peer: at for peer, at in self._asked.items() if at > asked_after}
-        heard_after = max(now - SPARED_BEATS * beat_s, self.this.own.hurried_at)
+        heard_after = max(now - SPARED_BEATS * beat_s, self.this.hurried_at)
         return {p for p in self._asked if self._heard_from.get(p, -math.inf) > heard_after}
 
     def contacts_to_make(self) -> list[PeerId]:

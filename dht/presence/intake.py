@@ -52,7 +52,7 @@ class Intake:
         """Take a record from the network. Says whether it told anything new."""
         this, sealed = self._this, check(data)
         if isinstance(sealed, Sealed):
-            if this.own.learn(sealed):
+            if this.learn(sealed):
                 self._was_overruled()
                 return False
             if not self._speaks_with_us(sealed):
@@ -131,7 +131,7 @@ class Intake:
 
     def _was_overruled(self) -> None:
         """Our own key signed a higher number than we use: this machine's clock was set back."""
-        self._this.own.outdate()
+        self._this.outdate()
         self._overruled += 1
         if self._overruled <= OVERRULED_MAX:
             self._this.hurry()

@@ -38,7 +38,6 @@ from dht.presence.seeking import KeptPeers, Seeking
 from dht.presence.this_peer import (
     GOODBYE_TIMEOUT_S,
     Events,
-    OwnRecord,
     PresenceSettings,
     Profile,
     ThisPeer,
@@ -84,12 +83,11 @@ class Presence:
             credential=profile.credential,
             release=profile.release,
         )
-        own = OwnRecord(identity, facts, settings.membership.expiry_s)
         self.table = table = PeerTable(profile.run, identity.peer_id, settings.membership)
         """The other members of this peer's run; at a bootstrap peer the members of all runs."""
 
         events = events or Events()
-        self._this = this = ThisPeer(host, profile, settings, rng, own, table, events)
+        self._this = this = ThisPeer(host, identity, profile, settings, rng, facts, table, events)
         self.stats = this.stats
         self._kept = KeptPeers(settings.cache_path, profile.run, events=events)
         self._dialler = Dialler(this, self._seeds)
@@ -141,7 +139,7 @@ class Presence:
     @property
     def addresses(self) -> tuple[Multiaddr, ...]:
         """The addresses announced, best first, without the peer id."""
-        return self._this.own.addresses
+        return self._this.addresses
 
     @property
     def clock(self) -> ClockEstimate | None:
@@ -175,7 +173,7 @@ class Presence:
         self._this.host.directory.set_seeds([peer for peer in seeds if peer is not None])
         kept = await self._kept.load()
         if kept is not None:
-            self._this.own.sequence = max(self._this.own.sequence, kept.sequence)
+            self._this.sequence = max(self._this.sequence, kept.sequence)
             self._seeking.add(kept.usable(), "cached")
         if self._door is not None:
             await self._door.open()
@@ -195,22 +193,22 @@ class Presence:
     async def leave(self) -> None:
         """Stop, and tell the others within ``GOODBYE_TIMEOUT_S``: they forget this peer at once."""
         await self._stop()
-        own = self._this.own
-        if own.facts.leaving or not self.profile.is_member:
+        this = self._this
+        if this.facts.leaving or not self.profile.is_member:
             return
-        own.facts = replace(own.facts, leaving=True)
-        sealed = self._this.renew()
+        this.facts = replace(this.facts, leaving=True)
+        sealed = this.renew()
         # A peer that does not hear it in time notices the silence.
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(GOODBYE_TIMEOUT_S):
                 async with asyncio.TaskGroup() as group:
-                    group.create_task(self._this.publish(sealed))
+                    group.create_task(this.publish(sealed))
                     group.create_task(self._greeting.say_goodbye(sealed))
 
     async def close(self) -> None:
         """Stop without telling the others, and keep the peers met for the next session."""
         await self._stop()
-        await self._kept.save(self.table, self._this.own.sequence)
+        await self._kept.save(self.table, self._this.sequence)
 
     async def _stop(self) -> None:
         if self._task is not None and not self._task.done():
@@ -234,15 +232,15 @@ class Presence:
 
         The others learn a change at the next heartbeat, which comes at once for one of ``trains``.
         """
-        return self._this.own.facts
+        return self._this.facts
 
     @facts.setter
     def facts(self, facts: PeerRecord) -> None:
-        own = self._this.own
-        before, own.facts = own.facts, facts
+        this = self._this
+        before, this.facts = this.facts, facts
         if facts.trains != before.trains:
-            self._this.hurry()  # no round should wait for a peer that has stopped
-        own.outdate()
+            this.hurry()  # no round should wait for a peer that has stopped
+        this.outdate()
 
     def go_by_clocks_of(self, has_worked: Callable[[PeerId], bool]) -> None:
         """Set whose clocks count before those of other members."""
@@ -291,7 +289,7 @@ class Presence:
             await self._beat()
             # Jitter, or peers that were started together would call each other all at once.
             jitter = 0.9 + 0.2 * self._this.rng.random()
-            await pause(self._this.own.wanted, heartbeat_s * jitter)
+            await pause(self._this.wanted, heartbeat_s * jitter)
 
     async def _beat(self) -> None:
         this = self._this
@@ -308,7 +306,7 @@ class Presence:
         self._intake.report_changes()
         now = this.now()
         this.table.forget(now)
-        await self._kept.save(this.table, this.own.sequence, if_due=True)
+        await self._kept.save(this.table, this.sequence, if_due=True)
 
     async def _refresh(self) -> None:
         """Look at the own addresses and connections. Raises ``HostClosed``."""
@@ -320,9 +318,9 @@ class Presence:
         named = rank(deduplicate(outward or usable))
         fitting = [address for address in named if len(pack(address)) <= ADDRESS_MAX_BYTES]
         announced = tuple(fitting[:ADDRESSES_MAX])
-        if announced != self._this.own.addresses:
-            self._this.own.addresses = announced
-            self._this.own.outdate()
+        if announced != self._this.addresses:
+            self._this.addresses = announced
+            self._this.outdate()
         self._checks.announce(announced)
 
     def _met_a_seed(self) -> None:

@@ -139,20 +139,39 @@ class PresenceStats:
     """Hellos that were refused: malformed, of another run, or too many."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False, repr=False)
 class ThisPeer:
-    """The host and the identity of one presence, its settings, and its knowledge of members."""
+    """The host and the identity of one presence, its settings, its knowledge of members, and the
+    record that it signs of itself."""
 
     host: Host
+    identity: Identity
     profile: Profile
     settings: PresenceSettings
     rng: np.random.Generator
-    own: OwnRecord
+    facts: PeerRecord
+    """The content of the own record, but for the addresses. It may be replaced at any time."""
+
     table: PeerTable
     """The other members of the own run; at a bootstrap peer the members of all runs."""
     events: Events
     reachability: Reachability = field(default_factory=lambda: Reachability(scope=None))
     stats: PresenceStats = field(default_factory=PresenceStats)
+    addresses: tuple[Multiaddr, ...] = ()
+    """Announced addresses, best first. The last ones are left out if they do not fit."""
+
+    sequence: int = 0
+    """The last sequence number used."""
+
+    key: str = ""
+    sealed: bytes | None = None
+    """The record that was signed last, for this key; ``None`` once a fact in it has changed."""
+
+    wanted: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set when the next heartbeat should come at once."""
+
+    hurried_at: float = -math.inf
+    """Time at which that was last so."""
 
     @property
     def id(self) -> PeerId:
@@ -164,28 +183,56 @@ class ThisPeer:
 
     def hurry(self) -> None:
         """Have the next heartbeat at once: a fact changed for which no peer should wait."""
-        self.own.hurried_at = self.now()
-        self.own.wanted.set()
+        self.hurried_at = self.now()
+        self.wanted.set()
 
     def renew(self) -> bytes:
-        """Sign a new own record. Each heartbeat has a new sequence number."""
+        """Sign an own record that is newer than all earlier ones: each has a new number."""
         assert self.profile.run is not None
-        own = self.own
-        own.facts = replace(own.facts, reachable=self.reachability.reachable)
-        key = bucket_key(self.profile.run, self.table.own_bucket(self.now()))
-        return own.renew(key, wall_time=self.host.wall_time())
+        self.facts = facts = replace(self.facts, reachable=self.reachability.reachable)
+        self.key = bucket_key(self.profile.run, self.table.own_bucket(self.now()))
+        # Unix milliseconds, so that the numbers increase over restarts. If the clock was set back,
+        # the cache on disk or other peers know the last number: see ``learn``.
+        wall_ms = int(max(0.0, self.host.wall_time()) * 1000)
+        self.sequence = sequence = min(SEQUENCE_MAX, max(self.sequence + 1, wall_ms))
+        addresses, ttl_s = list(map(pack, self.addresses)), self.settings.membership.expiry_s
+        while True:
+            record = replace(facts, addresses=tuple(addresses))
+            try:
+                self.sealed = seal(
+                    record, self.identity, key=self.key, sequence=sequence, ttl_s=ttl_s
+                )
+                return self.sealed
+            except ValueError:
+                if len(addresses) > 1:
+                    addresses.pop()
+                elif facts.versions:
+                    facts = replace(facts, versions=())  # a hint: a round names its version itself
+                else:
+                    raise
+
+    def outdate(self) -> None:
+        """Note that a fact changed: the next hello carries a new record."""
+        self.sealed = None
+
+    def learn(self, sealed: Sealed) -> bool:
+        """Take a record from elsewhere. Says whether it is an own record, newer than the last."""
+        if sealed.peer != self.id or sealed.sequence <= self.sequence:
+            return False
+        self.sequence = sealed.sequence
+        return True
 
     def record(self) -> bytes:
         """The own record to put into a hello; empty for a peer that is no member."""
         if not self.profile.is_member:
             return b""
-        return self.own.sealed if self.own.sealed is not None else self.renew()
+        return self.sealed if self.sealed is not None else self.renew()
 
     async def publish(self, sealed: bytes) -> None:
         """Store a record that ``renew`` returned in the directory. A failure is made good at the
         next heartbeat."""
         with contextlib.suppress(DhtError):
-            await self.host.directory.publish(self.own.key, sealed, timeout_s=DIRECTORY_TIMEOUT_S)
+            await self.host.directory.publish(self.key, sealed, timeout_s=DIRECTORY_TIMEOUT_S)
 
 
 class KeptFile:
@@ -238,63 +285,3 @@ async def pause(event: asyncio.Event, pause_s: float) -> None:
         async with asyncio.timeout(pause_s):
             await event.wait()
     event.clear()
-
-
-@dataclass(slots=True)
-class OwnRecord:
-    """Facts about this peer, which may be replaced at any time; ``renew`` signs them."""
-
-    identity: Identity
-    facts: PeerRecord
-    """All but the addresses."""
-
-    ttl_s: float
-    addresses: tuple[Multiaddr, ...] = ()
-    """Announced addresses, best first. The last ones are left out if they do not fit."""
-
-    sequence: int = 0
-    """The last sequence number used."""
-
-    key: str = ""
-    sealed: bytes | None = None
-    """The record that was signed last, for this key; ``None`` once a fact in it has changed."""
-
-    wanted: asyncio.Event = field(default_factory=asyncio.Event)
-    """Set when the next heartbeat should come at once."""
-
-    hurried_at: float = -math.inf
-    """Time at which that was last so."""
-
-    def renew(self, key: str, *, wall_time: float) -> bytes:
-        """Sign a record that is newer than all earlier ones."""
-        facts, addresses = self.facts, [pack(address) for address in self.addresses]
-        self.key = key
-        # Unix milliseconds, so that the numbers increase over restarts. If the clock was set back,
-        # the cache on disk or other peers know the last number: see ``learn``.
-        wall_ms = int(max(0.0, wall_time) * 1000)
-        self.sequence = sequence = min(SEQUENCE_MAX, max(self.sequence + 1, wall_ms))
-        while True:
-            record = replace(facts, addresses=tuple(addresses))
-            try:
-                self.sealed = seal(
-                    record, self.identity, key=key, sequence=sequence, ttl_s=self.ttl_s
-                )
-                return self.sealed
-            except ValueError:
-                if len(addresses) > 1:
-                    addresses.pop()
-                elif facts.versions:
-                    facts = replace(facts, versions=())  # a hint: a round names its version itself
-                else:
-                    raise
-
-    def outdate(self) -> None:
-        """Note that a fact changed: the next hello carries a new record."""
-        self.sealed = None
-
-    def learn(self, sealed: Sealed) -> bool:
-        """Take a record from elsewhere. Says whether it is an own record, newer than the last."""
-        if sealed.peer != self.identity.peer_id or sealed.sequence <= self.sequence:
-            return False
-        self.sequence = sealed.sequence
-        return True
