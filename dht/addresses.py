@@ -170,13 +170,9 @@ def pack(address: Multiaddr) -> bytes:
     return bytes(address.to_bytes())
 
 
+@lru_cache(maxsize=4096)
 def unpack(data: bytes) -> Multiaddr:
     """Read an untrusted binary address. Raises ``AddressError``."""
-    return _unpack(bytes(data))
-
-
-@lru_cache(maxsize=4096)
-def _unpack(data: bytes) -> Multiaddr:
     if len(data) > TEXT_MAX:
         raise AddressError(data[:20].hex() + "...", "", f"has over {TEXT_MAX} bytes")
     try:

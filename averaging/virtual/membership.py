@@ -51,6 +51,11 @@ def shown(
     )
 
 
+def is_old(peer: Peer) -> bool:
+    """True if a peer has been here for long when the swarm begins."""
+    return peer.plan.starts_at == 0.0 and peer.incarnation == 1
+
+
 class Table(dict[PeerId, PeerView]):
     """An observer's view, which many peers share. As a ``Crowd`` it computes totals once per
     change, for all of them."""
@@ -127,7 +132,6 @@ class Observers(Membership):
 
     def __init__(self, count: int, *, apart: Callable[[PeerId], Hashable] = lambda peer: 0) -> None:
         """``apart``: differs for peers between which a partition may come."""
-        self.beat_s = HEARTBEAT_S
         self._count = count
         self._apart = apart
         self._tables: dict[Hashable, Table] = {}
@@ -140,12 +144,8 @@ class Observers(Membership):
             if key not in self._tables:
                 table = Table(name, clock_s=plan.clock_offset_s, speaks=plan.speaks)
                 self._tables[key] = table
-                swarm.call_in(self.beat_s * turn / self._count, self._hear, swarm, table)
+                swarm.call_in(HEARTBEAT_S * turn / self._count, self._hear, swarm, table)
             self._table_of[name] = self._tables[key]
-
-    def is_old(self, peer: Peer) -> bool:
-        """True if a peer has been here for long when the swarm begins."""
-        return peer.plan.starts_at == 0.0 and peer.incarnation == 1
 
     def known_to(self, peer: PeerId) -> tuple[View, Absent]:
         table = self._table_of[peer]
@@ -160,7 +160,7 @@ class Observers(Membership):
                 machine.peers.crowd = table
         for other in self._tables.values():
             now, known = peer.swarm.now + other.clock_s, other.get(peer.name)
-            if self.is_old(peer):
+            if is_old(peer):
                 other[peer.name] = shown(peer, other, now=now, since=-LONG_AGO_S, to=other.speaks)
                 other.changed()
             elif known is not None:  # a restarted peer is a new one
@@ -178,7 +178,7 @@ class Observers(Membership):
         for name in gone:
             table.absent[name] = table.pop(name).heard_at
         table.changed()
-        swarm.call_in(self.beat_s, self._hear, swarm, table)
+        swarm.call_in(HEARTBEAT_S, self._hear, swarm, table)
 
     def convicted(self, peer: Peer, guilty: PeerId) -> None:
         """Those that share a view hear of it at once, as they do soon from each other."""

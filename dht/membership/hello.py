@@ -11,7 +11,6 @@ certificates and dates of runs.
 
 from __future__ import annotations
 
-import math
 import statistics
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -51,6 +50,8 @@ SealedPeerRecord = Annotated[bytes, msgspec.Meta(max_length=PEER_RECORD_MAX_BYTE
 PackedAddress = Annotated[bytes, msgspec.Meta(max_length=ADDRESS_MAX_BYTES)]
 RunText = Annotated[str, msgspec.Meta(max_length=RUN_ID_MAX)]
 Nonce = Annotated[bytes, msgspec.Meta(min_length=NONCE_BYTES, max_length=NONCE_BYTES)]
+TIME_MAX_S = 1e12
+WallTime = Annotated[float, msgspec.Meta(ge=-TIME_MAX_S, le=TIME_MAX_S)]
 ReasonText = Annotated[str, msgspec.Meta(max_length=REASON_MAX)]
 
 
@@ -58,11 +59,7 @@ class Passed(msgspec.Struct, frozen=True, array_like=True):
     """Another peer's record, with the time since the sender first saw it."""
 
     sealed: SealedPeerRecord
-    age_s: Annotated[float, msgspec.Meta(ge=0)]
-
-    def __post_init__(self) -> None:
-        if not math.isfinite(self.age_s):
-            raise ValueError(f"age_s is {self.age_s}; it is finite")
+    age_s: Annotated[float, msgspec.Meta(ge=0, le=TIME_MAX_S)]
 
 
 PassedRecords = Annotated[tuple[Passed, ...], msgspec.Meta(max_length=PASSED_MAX)]
@@ -82,15 +79,9 @@ class HelloReply(Hello, frozen=True, array_like=True, kw_only=True):
     yours: SealedPeerRecord = b""
     """A newer record of the caller than the one it sent: its clock was set back since."""
 
-    received_at: float
-    sent_at: float
+    received_at: WallTime
+    sent_at: WallTime
     """Wall clock of the answering peer when the hello arrived and when this reply was sent."""
-
-    def __post_init__(self) -> None:
-        if not (math.isfinite(self.received_at) and math.isfinite(self.sent_at)):
-            raise ValueError("received_at and sent_at are finite")
-        if abs(self.received_at) > 1e12 or abs(self.sent_at) > 1e12:
-            raise ValueError("received_at and sent_at are Unix times")
 
 
 class DialBack(msgspec.Struct, frozen=True, array_like=True, kw_only=True):

@@ -17,7 +17,6 @@ from dht.addresses import (
     is_loopback,
     is_relayed,
     network_of,
-    peer_of,
     place_of,
     scope_guessed,
     scope_of,
@@ -52,13 +51,12 @@ class DialLimited(PeerUnreachable):
 class Dialler:
     """Opens connections, and knows which peers are connected and which ones answered a dial."""
 
-    def __init__(self, this: ThisPeer, seeds: Sequence[Multiaddr]) -> None:
+    def __init__(self, this: ThisPeer) -> None:
         self.connected: dict[PeerId, str | None] = {}
         """Connected peers, as of the last look and of what was dialled since, and the network of
         each, if that is known."""
 
         self._this = this
-        self._seed_peers = frozenset(peer_of(seed) for seed in seeds)
         self._answered = BoundedMapping[PeerId, None]("answered", ANSWERED_MAX, worth=by_age)
         self._tried = BoundedMapping[PeerId, tuple[object, float]](
             "tried addresses", MET_MAX, worth=by_age
@@ -172,7 +170,3 @@ class Dialler:
     def is_known(self, peer: PeerId) -> bool:
         """Say whether this peer dials others for ``peer``: for members and peers it has dialled."""
         return peer in self._answered or peer in self._this.table
-
-    def is_seed(self, peer: PeerId) -> bool:
-        """Say whether a peer is one of those that this peer was given to begin with."""
-        return peer in self._seed_peers

@@ -78,7 +78,7 @@ class Greeting:
         for counts in (
             lambda peer: peer in table and self.has_worked(peer),
             table.__contains__,
-            self.dialler.is_seed,
+            self.this.seed_peers.__contains__,
         ):
             if (estimate := self._clock.estimate(now, counts)) is not None:
                 return estimate
@@ -168,7 +168,7 @@ class Greeting:
             text = f"{peer} takes part in run {reply.run}, not in run {run}"
             self.intake.note_misfit(peer, Misfit("run", run, reply.run), text)
             return
-        if not reply.run and self.dialler.is_seed(peer):
+        if not reply.run and peer in self.this.seed_peers:
             self.bootstrap_peers.add(peer)
         measured = wire.sample(
             sent_at=sent_at,

@@ -88,9 +88,10 @@ class Presence:
 
         events = events or Events()
         self._this = this = ThisPeer(host, identity, profile, settings, rng, facts, table, events)
+        this.seed_peers = frozenset(peer for seed in seeds if (peer := peer_of(seed)) is not None)
         self.stats = this.stats
         self._kept = KeptPeers(settings.cache_path, profile.run, events=events)
-        self._dialler = Dialler(this, self._seeds)
+        self._dialler = Dialler(this)
         table.network_of = self._dialler.network_of
         dial_backs = Rate[PeerId].in_a_minute(max(1, settings.calls_per_minute // 10))
         self._dial_backs = DialBacks(this, self._dialler, dial_backs)
@@ -169,8 +170,7 @@ class Presence:
         assert self._task is None, "a presence is started once"
         self._buckets.unsettle()
         self._seeking.add(self._seeds, "seed")
-        seeds = (peer_of(address) for address in self._seeds)
-        self._this.host.directory.set_seeds([peer for peer in seeds if peer is not None])
+        self._this.host.directory.set_seeds(self._this.seed_peers)
         kept = await self._kept.load()
         if kept is not None:
             self._this.sequence = max(self._this.sequence, kept.sequence)

@@ -157,6 +157,9 @@ class ThisPeer:
     events: Events
     reachability: Reachability = field(default_factory=lambda: Reachability(scope=None))
     stats: PresenceStats = field(default_factory=PresenceStats)
+    seed_peers: frozenset[PeerId] = frozenset()
+    """The peers that this one was given to begin with."""
+
     addresses: tuple[Multiaddr, ...] = ()
     """Announced addresses, best first. The last ones are left out if they do not fit."""
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Protocol
@@ -116,6 +117,22 @@ class Path(IntEnum):
 
     RELAYED = 2
     """Through a third peer, which carries ciphertext."""
+
+
+class Outside(Protocol):
+    """The daemon's part in connections of a lane. Each method raises ``DhtError``."""
+
+    async def where(self, peer: PeerId) -> Sequence[str]:
+        """The IP addresses at which the daemon is connected to a peer directly, best first."""
+        ...
+
+    async def call(self, peer: PeerId, protocol: str, message: bytes) -> bytes:
+        """Send a message of ``dht.libp2p.lane.wire`` to a peer; returns the answer."""
+        ...
+
+    async def observers(self) -> Sequence[tuple[PeerId, str]]:
+        """Directly connected peers on the internet, and their IP addresses: one or several."""
+        ...
 
 
 class Holder(Protocol):

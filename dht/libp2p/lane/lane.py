@@ -53,10 +53,10 @@ from dht.libp2p.lane.connection import (
     TICKET_LIFE_S,
     Connection,
     LaneSettings,
+    Outside,
     Partner,
     Path,
 )
-from dht.libp2p.lane.observers import Outside
 from dht.libp2p.lane.pacing import Pace, Pacer
 from dht.libp2p.lane.port_mapping import keep_mapped
 from dht.libp2p.lane.relaying import Relay, connected

@@ -27,11 +27,12 @@ from dht.libp2p.lane.connection import (
     RELAY_S,
     RETRY_MAX_S,
     Connection,
+    Outside,
     Partner,
     Path,
 )
 from dht.libp2p.lane.lane import Lane
-from dht.libp2p.lane.observers import Address, Observers, Outside
+from dht.libp2p.lane.observers import Address, Observers
 from dht.libp2p.lane.punching import Opening, is_near
 from dht.libp2p.lane.relaying import NO_BULK, reach_through
 from dht.libp2p.lane.wire import (
@@ -70,9 +71,7 @@ class Meetings:
         self.lane = lane
         self.settings = lane.settings
         self.outside = outside
-        self.observers = Observers(
-            outside, lane, is_shut=lane.is_shut, timeout_s=lane.settings.answer_timeout_s
-        )
+        self.observers = Observers(outside, lane)
         self._calls = Rate[PeerId].in_a_minute(MEETINGS_PER_MINUTE)
         self._dials = Rate[str].in_a_minute(MEETINGS_PER_MINUTE)
         self._under_way = 0

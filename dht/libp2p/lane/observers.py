@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import Protocol
 
 from dht.errors import DhtError
 from dht.identity import PeerId
-from dht.libp2p.lane.connection import Connection, Holder, Path
+from dht.libp2p.lane.connection import Connection, Outside, Path
+from dht.libp2p.lane.lane import Lane
 from dht.libp2p.lane.punching import Opening
 from dht.libp2p.lane.wire import LANE_PROTOCOL, SEEN_PROTOCOL, LaneOffer, decode, is_outer
 
@@ -25,22 +25,6 @@ OBSERVERS_MAX = 2
 ROUTER_OBSERVERS_MAX = 4
 
 Address = tuple[str, int]
-
-
-class Outside(Protocol):
-    """The daemon's part in connections of a lane. Each method raises ``DhtError``."""
-
-    async def where(self, peer: PeerId) -> Sequence[str]:
-        """The IP addresses at which the daemon is connected to a peer directly, best first."""
-        ...
-
-    async def call(self, peer: PeerId, protocol: str, message: bytes) -> bytes:
-        """Send a message of ``dht.libp2p.lane.wire`` to a peer; returns the answer."""
-        ...
-
-    async def observers(self) -> Sequence[tuple[PeerId, str]]:
-        """Directly connected peers on the internet, and their IP addresses: one or several."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,10 +46,7 @@ class Observers:
     """Asks peers outside."""
 
     outside: Outside
-    holder: Holder
-    is_shut: Callable[[PeerId], bool]
-    """This peer could not be dialled lately."""
-    timeout_s: float
+    lane: Lane
 
     async def examine_router(self) -> RouterView:
         """Find out with the help of peers outside what the router does to IPv4.
@@ -108,7 +89,7 @@ class Observers:
         could not be dialled lately are asked last: they are behind routers themselves.
         """
         observers = [each for each in await self.outside.observers() if _is_ipv4(each[1])]
-        observers.sort(key=lambda each: self.is_shut(each[0]))
+        observers.sort(key=lambda each: self.lane.is_shut(each[0]))
         for peer, host in observers[:OBSERVERS_MAX]:
             observed = await self._observe(opening, peer, host)
             if observed is None:
@@ -132,9 +113,9 @@ class Observers:
         self, opening: Opening, peer: PeerId, host: str
     ) -> tuple[Connection, Address] | None:
         """Connect from a port to a peer outside, which tells the port's outer address."""
-        connection = Connection(self.holder, Path.DIRECT, dialled=True)
+        connection = Connection(self.lane, Path.DIRECT, dialled=True)
         try:
-            async with asyncio.timeout(self.timeout_s):
+            async with asyncio.timeout(self.lane.settings.answer_timeout_s):
                 offer = decode(LaneOffer, await self.outside.call(peer, LANE_PROTOCOL, b""))
                 dialled = await opening.dial(host, offer.port)
                 answer = await connection.show(dialled, offer.ticket)

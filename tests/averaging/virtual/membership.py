@@ -6,12 +6,12 @@ from collections.abc import Callable
 
 import msgspec
 
-from averaging.virtual.membership import LONG_AGO_S, Observers, shown
-from averaging.virtual.swarm import Absent, Peer, Swarm, View
+from averaging.virtual.membership import LONG_AGO_S, is_old, shown
+from averaging.virtual.swarm import Absent, Membership, Peer, Swarm, View
 from dht.identity import PeerId
 
 
-class Everybody(Observers):
+class Everybody(Membership):
     """Everybody sees everybody at once, and hears from all that can be reached in each beat."""
 
     def __init__(
@@ -22,7 +22,6 @@ class Everybody(Observers):
         sees: Callable[[Peer, Peer], bool] = lambda one, other: True,
     ) -> None:
         """``young``: those that are there from the beginning are new to each other as well."""
-        super().__init__(0)
         self.beat_s = beat_s
         self.young = young
         self.sees = sees
@@ -31,7 +30,7 @@ class Everybody(Observers):
         swarm.call_in(0.0, self._beat, swarm)
 
     def is_old(self, peer: Peer) -> bool:
-        return not self.young and super().is_old(peer)
+        return not self.young and is_old(peer)
 
     def known_to(self, peer: PeerId) -> tuple[View, Absent]:
         return {}, {}

@@ -11,10 +11,9 @@ from dht.errors import CallRefused, PeerUnreachable
 from dht.host import FRAME_MAX_BYTES
 from dht.identity import PeerId
 from dht.libp2p.framing.frame_stream import FrameStream
-from dht.libp2p.lane.connection import LaneSettings
+from dht.libp2p.lane.connection import LaneSettings, Outside
 from dht.libp2p.lane.lane import Lane
 from dht.libp2p.lane.meetings import Meetings
-from dht.libp2p.lane.observers import Outside
 from dht.libp2p.lane.wire import (
     CIRCUIT_PROTOCOL,
     LANE_PROTOCOL,
