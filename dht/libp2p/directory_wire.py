@@ -163,8 +163,3 @@ def rule_for(request: str) -> Rule:
     if rule is None:
         raise MalformedMessage(f"a {request}, which is no message of the directory")
     return rule
-
-
-def check_size(name: str, data: bytes, size_max: int) -> None:
-    if len(data) > size_max:
-        raise MalformedMessage(f"a {name} of {len(data)} bytes; at most {size_max}")

@@ -150,11 +150,13 @@ class CheckedCalls:
 
 def parsed(kind: Any, data: bytes, size_max: int) -> Any:
     """A message of at most this size. Raises ``MalformedMessage``."""
-    directory_wire.check_size(kind.DESCRIPTOR.name, data, size_max)
+    name = kind.DESCRIPTOR.name
+    if len(data) > size_max:
+        raise MalformedMessage(f"a {name} of {len(data)} bytes; at most {size_max}")
     try:
         return kind.FromString(data)
     except DecodeError as error:
-        raise MalformedMessage(f"not a {kind.DESCRIPTOR.name}") from error
+        raise MalformedMessage(f"not a {name}") from error
 
 
 class BoundedRoutingTable(RoutingTable):  # type: ignore[misc]  # hivemind is untyped

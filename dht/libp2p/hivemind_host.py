@@ -22,7 +22,6 @@ from collections.abc import (
 from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
 from typing import Self
 
 from multiaddr import Multiaddr
@@ -181,18 +180,13 @@ class HivemindHost:
     @classmethod
     async def open(
         cls,
-        identity: Identity | Path,
-        settings: HostSettings | None = None,
+        identity: Identity,
+        settings: HostSettings,
         *,
         keeper: RecordKeeper | None = None,
     ) -> Self:
-        """Start a daemon with this identity, or with the identity in this key file.
-
-        Raises ``KeyFileError`` and ``HostClosed``.
-        """
-        if isinstance(identity, Path):
-            identity = Identity.load_or_create(identity)
-        self = cls(identity, settings or HostSettings(), keeper or RecordKeeper())
+        """Start a daemon with this identity. Raises ``HostClosed``."""
+        self = cls(identity, settings, keeper or RecordKeeper())
         try:
             await self._bring_up()
         except BaseException:

@@ -246,8 +246,7 @@ class Admission:
 
     def _revoked(self, key: bytes) -> bool:
         """Only the owner takes a delegation back."""
-        assert self.terms.owner is not None
-        directive = self._directives.get(self.terms.owner)
+        directive = self.owners_directive
         return directive is not None and key in directive.bans
 
     def _banned_by(self, key: bytes, now: float) -> str | None:

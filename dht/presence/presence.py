@@ -43,6 +43,7 @@ from dht.presence.this_peer import (
     ThisPeer,
     pause,
 )
+from dht.protocol import RELEASE
 from dht.records import ADDRESS_MAX_BYTES, ADDRESSES_MAX, PeerRecord
 
 
@@ -81,7 +82,7 @@ class Presence:
             name=profile.name,
             site=profile.site,
             credential=profile.credential,
-            release=profile.release,
+            release=RELEASE,
         )
         self.table = table = PeerTable(profile.run, identity.peer_id, settings.membership)
         """The other members of this peer's run; at a bootstrap peer the members of all runs."""

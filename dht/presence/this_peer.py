@@ -22,7 +22,7 @@ from dht.host import Host
 from dht.identity import Identity, PeerId, RunId
 from dht.membership.reachability import Reachability
 from dht.membership.table import Member, MembershipSettings, PeerTable, bucket_key
-from dht.protocol import RELEASE, SPOKEN, Range
+from dht.protocol import SPOKEN, Range
 from dht.records import RUN_FILE_MAX_BYTES, SEQUENCE_MAX, PeerRecord, Role, Sealed, seal
 from dht.whole_files import write_whole
 
@@ -53,9 +53,6 @@ class Profile:
 
     credential: bytes = b""
     """Proof that the run admits this peer (``dht.membership.credentials``)."""
-
-    release: str = RELEASE
-    """Release of the software, for people."""
 
     observes: bool = False
     """Read the membership of the run without joining it: nothing is published. An observer asks

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from multiaddr import Multiaddr
 
-from dht.errors import CallRefused, HostClosed, KeyFileError, PeerUnreachable, StreamBroken
+from dht.errors import CallRefused, HostClosed, PeerUnreachable, StreamBroken
 from dht.host import Stream
 from dht.identity import PeerId
 from dht.libp2p.hivemind_daemon import RunDirectory
@@ -183,23 +183,6 @@ def test_directories_that_are_in_use_are_left_alone() -> None:
     finally:
         mine.remove()
     assert not mine.path.exists()
-
-
-def test_a_host_keeps_its_identity_in_a_file(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        path = tmp_path / "key"
-        host = await HivemindHost.open(path, LOOPBACK)
-        await host.close()
-        assert path.stat().st_mode & 0o777 == 0o600
-        again = await HivemindHost.open(path, LOOPBACK)
-        await again.close()
-        assert again.peer_id == host.peer_id
-        path.write_bytes(b"damaged")
-        with pytest.raises(KeyFileError):
-            await HivemindHost.open(path, LOOPBACK)
-        assert path.read_bytes() == b"damaged"
-
-    run(scenario())
 
 
 def test_a_port_in_use_is_reported_with_the_output_of_the_daemon() -> None:

@@ -158,16 +158,19 @@ class Lane:
         """The port that other peers are told to dial."""
         return self.settings.told_port or self._mapped_port or self.port
 
-    async def _port_for(self, peer: PeerId) -> int | None:
-        """The port that a connected peer is told.
+    async def _port_for(self, peer: PeerId) -> int:
+        """The port that a connected peer is told. Raises ``ValueError`` if there is none.
 
         A neighbour does not come through the router, nor does a peer that is connected over IPv6.
         """
-        if self._mapped_port is None or self.settings.told_port is not None:
-            return self.told_port
-        at = [ip_address(host) for host in await self._outside.where(peer)]
-        near = bool(at) and (at[0].version == 6 or at[0].is_private)
-        return self.port if near else self._mapped_port
+        port = self.told_port
+        if self._mapped_port is not None and self.settings.told_port is None:
+            at = [ip_address(host) for host in await self._outside.where(peer)]
+            near = bool(at) and (at[0].version == 6 or at[0].is_private)
+            port = self.port if near else port
+        if port is None or self._closed:
+            raise ValueError("it does not listen for a direct lane")
+        return port
 
     def map_port(self, router: str) -> None:
         """Have this router lead a port of its public address to the lane's, until it is closed."""
@@ -256,8 +259,6 @@ class Lane:
     async def offer(self, peer: PeerId) -> bytes:
         """The ``LaneOffer`` for a peer that asks over the daemon. Raises ``ValueError``."""
         port = await self._port_for(peer)
-        if port is None or self._closed:
-            raise ValueError("it does not listen for a direct lane")
         return encode(LaneOffer(self.issue(peer), port))
 
     def issue(self, peer: PeerId) -> Ticket:
@@ -550,8 +551,6 @@ class Lane:
         """Answer ``Circuit`` as a relay: a leg for the asking peer. Raises ``ValueError``."""
         circuit = decode(Circuit, request)
         port = await self._port_for(peer)
-        if port is None or self._closed:
-            raise ValueError("it does not listen for a direct lane")
         leg = await self.relay.admit(peer, PeerId(circuit.other), circuit.number)
         return encode(Leg(port, leg))
 

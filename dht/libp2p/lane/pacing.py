@@ -320,11 +320,8 @@ class Pacer:
 
     def _limit(self, connection: Hashable, connected: socket.socket, rate: float) -> None:
         self._rates[connection] = rate
-        _limit(connected, rate)
-
-
-def _limit(connected: socket.socket, rate: float) -> None:
-    unsent = max(UNSENT_MIN_BYTES, min(int(UNSENT_S * rate), UNSENT_MAX_BYTES))
-    with contextlib.suppress(OSError, AttributeError):  # it was closed, or the kernel cannot
-        connected.setsockopt(socket.SOL_SOCKET, SO_MAX_PACING_RATE, struct.pack("=Q", int(rate)))
-        connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, unsent)
+        unsent = max(UNSENT_MIN_BYTES, min(int(UNSENT_S * rate), UNSENT_MAX_BYTES))
+        pace = struct.pack("=Q", int(rate))
+        with contextlib.suppress(OSError, AttributeError):  # it was closed, or the kernel cannot
+            connected.setsockopt(socket.SOL_SOCKET, SO_MAX_PACING_RATE, pace)
+            connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, unsent)

@@ -97,8 +97,10 @@ class Relay:
         self.counters: Counter[str] = Counter()
         """``bytes`` passed on, ``circuits`` joined, ``refused`` requests."""
 
+        self.rate: float | None = None
+        """Bytes per second that it passes on; ``None``: it does not relay."""
+
         self._gate = Gate()
-        self._is_on = False
         self._circuits: dict[tuple[Pair, bytes], _Circuit] = {}
         self._legs: dict[bytes, _Circuit] = {}
         """Circuits by the number of a leg that has not come yet."""
@@ -108,16 +110,11 @@ class Relay:
         self._serving: asyncio.Task[None] | None = None
         self._carrying: dict[_Circuit, asyncio.Task[None]] = {}
 
-    @property
-    def rate(self) -> float | None:
-        """Bytes per second that it passes on; ``None``: it does not relay."""
-        return self._gate.rate if self._is_on else None
-
     def set_rate(self, rate: float | None) -> None:
         """Change the rate at once. Without one, every circuit is closed."""
         if rate == self.rate:
             return
-        self._is_on = rate is not None
+        self.rate = rate
         if rate is None:
             for task in self._carrying.values():
                 task.cancel()
@@ -132,7 +129,7 @@ class Relay:
     async def admit(self, peer: PeerId, other: PeerId, number: bytes) -> bytes:
         """Number of the leg of ``peer`` to a circuit. Raises ``ValueError`` to refuse."""
         try:
-            if not self._is_on:
+            if self.rate is None:
                 raise ValueError(NO_BULK)
             if peer == other:
                 raise ValueError("a circuit has two different ends")
@@ -261,7 +258,7 @@ class Relay:
 
     async def close(self) -> None:
         """Close every circuit."""
-        self._is_on = False
+        self.rate = None
         tasks = [*self._carrying.values(), *((self._serving,) if self._serving is not None else ())]
         for task in tasks:
             task.cancel()

@@ -250,7 +250,7 @@ def test_the_kernel_takes_no_more_than_a_slow_line_carries_soon(
         one.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 20)
         one.connect(server.getsockname())
         one.setblocking(False)
-        pacing._limit(one, rate)
+        pacing.Pacer(tuple)._limit(one, one, rate)
         sent = 0
         with server.accept()[0], contextlib.suppress(BlockingIOError):
             while sent < 1 << 18:
