@@ -20,7 +20,6 @@ from collections import Counter
 from collections.abc import Callable, Coroutine, Iterable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from types import TracebackType
 from typing import Any, Protocol, Self, TypeAlias, TypeVar
 
 from averaging.guard.door import Defences
@@ -414,12 +413,7 @@ class Swarm:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     # Time

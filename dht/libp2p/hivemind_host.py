@@ -14,7 +14,6 @@ from collections.abc import (
     AsyncIterator,
     Awaitable,
     Callable,
-    Container,
     Iterable,
     Iterator,
     Sequence,
@@ -135,9 +134,6 @@ class HivemindHost:
 
         self.restarts = 0
         """Number of restarts of the daemon."""
-
-        self.refused_streams = 0
-        """Number of inbound streams that were refused."""
 
         self.prefers: Callable[[PeerId], object] = lambda peer: False
         """Says of a peer whether its streams, connections and circuits go before those of others
@@ -369,10 +365,9 @@ class HivemindHost:
         return self._settings.listen
 
     async def addresses(self) -> tuple[Multiaddr, ...]:
-        daemon = self._running()
         with _own_daemon_answers():
-            found = await daemon.identify()
-            circuits = self._places.circuits(await daemon.connected())
+            found = await self._running().identify()
+        circuits = self._places.circuits(await self._connected())
         mapped = await self._mapped_address()
         every = address_rules.deduplicate((*found, *mapped, *circuits))
         return tuple(
@@ -396,7 +391,8 @@ class HivemindHost:
         ip = self._outer_ip
         return [Multiaddr(f"/ip4/{ip}/tcp/{self._mapped_port}")] if ip else []
 
-    async def _connected(self) -> Container[PeerId]:
+    async def _connected(self) -> dict[PeerId, tuple[Multiaddr, ...]]:
+        """Every peer with a live connection, and the remote address of each connection."""
         with _own_daemon_answers():
             return await self._running().connected()
 
@@ -478,9 +474,7 @@ class HivemindHost:
             yield host
 
     async def connections(self) -> tuple[Connection, ...]:
-        daemon = self._running()
-        with _own_daemon_answers():
-            connected = await daemon.connected()
+        connected = await self._connected()
         result = []
         for peer in sorted(connected):
             best = address_rules.rank(connected[peer])  # relayed ones last
@@ -574,7 +568,6 @@ class HivemindHost:
         """Start the handler of an incoming stream, or return the reason of a refusal."""
         reason = NOT_SERVED if self._closed else self.served.accept(stream, protocol)
         if reason is not None:
-            self.refused_streams += 1
             peer = stream.remote
             _logger.debug("stream_refused peer=%s protocol=%s reason=%r", peer, protocol, reason)
         return reason
@@ -641,8 +634,7 @@ class _Outside:
         self._host = host
 
     async def where(self, peer: PeerId) -> tuple[str, ...]:
-        with _own_daemon_answers():
-            connected = await self._host._running().connected()
+        connected = await self._host._connected()
         direct = [at for at in connected.get(peer, ()) if not address_rules.is_relayed(at)]
         found = (address_rules.ip_of(at) for at in address_rules.rank(direct))
         return tuple(dict.fromkeys(ip for ip in found if ip is not None))

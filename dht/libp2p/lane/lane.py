@@ -57,7 +57,7 @@ from dht.libp2p.lane.connection import (
     Partner,
     Path,
 )
-from dht.libp2p.lane.pacing import Pace, Pacer
+from dht.libp2p.lane.pacing import Pacer
 from dht.libp2p.lane.port_mapping import keep_mapped
 from dht.libp2p.lane.relaying import Relay, connected
 from dht.libp2p.lane.wire import (
@@ -208,11 +208,6 @@ class Lane:
         for connection in self._all():
             if (found := connection.stream.socket) is not None:
                 yield connection, found
-
-    @property
-    def pace(self) -> Pace:
-        """The rate of uploads that leaves room for others on the own line."""
-        return self._pacer.pace
 
     def start(self, hosts: Sequence[str]) -> None:
         """Listen on these IP addresses, as far as possible. Without any, the lane only dials."""

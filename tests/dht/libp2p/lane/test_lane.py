@@ -596,7 +596,7 @@ async def test_nothing_is_packed_on_a_near_or_a_fast_line(monkeypatch: pytest.Mo
         if far:
             monkeypatch.setattr(Connection, "is_far", True)
         async with pair() as (anna, _):
-            anna.lane.pace._best.append((0.0, rate))
+            anna.lane._pacer.pace._best.append((0.0, rate))
             stream = await opened(anna)
             assert stream.packs == packs
             stream.cut()
