@@ -349,7 +349,7 @@ class Averager(Services):
         """Begin the rounds that found no place, as soon as there is one."""
         now = self.now()
         while not self._draining and self.has_place():
-            machine = self._turns.next(now, is_free=lambda index: self._works[index].is_free)
+            machine = self._turns.next(now, is_free=lambda index: not self._works[index].is_busy)
             if machine is None:
                 return
             self._works[machine.fragment].take(inputs.Due())

@@ -58,7 +58,7 @@ class Followed(Protocol):
     averager: Services
 
     @property
-    def is_free(self) -> bool: ...
+    def is_busy(self) -> bool: ...
 
     def follow(self, state: FragmentState) -> None: ...
 
@@ -478,7 +478,7 @@ class Following:
 
         def stands_still() -> bool:
             # A machine that joins or leads would not hear that the state is another one.
-            return work.is_free and machine.phase in (Phase.IDLE, Phase.CATCHING)
+            return not work.is_busy and machine.phase in (Phase.IDLE, Phase.CATCHING)
 
         while True:
             # Others of the old history may never come: the roster that waits for them is left.
@@ -537,12 +537,12 @@ class Following:
         averager = self._averager
         try:
             async with asyncio.timeout(averager.terms.policy.catch_up_s):
-                await averager.until(lambda: self._work.is_free)
+                await averager.until(lambda: not self._work.is_busy)
                 before = self._work.state
                 trust = _Trust(self._work, lambda theirs: True)
                 state = await self._fetch_state(holders, trust, holders[0])
                 await self._before_jump(before, state)
-                await averager.until(lambda: self._work.is_free)
+                await averager.until(lambda: not self._work.is_busy)
         except (TimeoutError, FetchFailed) as error:
             self._work.event("give_way_failed", reason=str(error))
             return

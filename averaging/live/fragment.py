@@ -44,7 +44,7 @@ from averaging.round.interface.inputs import (
     SliceOutcome,
     UploadArrived,
 )
-from averaging.round.interface.phase import Phase
+from averaging.round.interface.phase import Phase, Stage
 from averaging.round.machine import FragmentRounds
 from averaging.round.turns import rank
 from averaging.rules.sites import site_pass
@@ -92,9 +92,6 @@ class FragmentWork:
         self._asking = False
         self._wants_another = False
         """Another snapshot is to be taken as soon as the last one is put away."""
-        self._applying = False
-        self._own_round: bytes | None = None
-        """The round that this peer is a member of."""
         if state is not None:
             self.set_state(state)
         self.machine = self._new_machine()
@@ -102,17 +99,18 @@ class FragmentWork:
     @property
     def is_busy(self) -> bool:
         """True from the question to the learner to the end of the round."""
-        return self._asking or self.snapshot is not None or self._own_round is not None
+        return self._asking or self.snapshot is not None or self.is_exchanging
 
     @property
     def is_exchanging(self) -> bool:
         """True while this peer is a member of a round."""
-        return self._own_round is not None
+        return self.machine.own_round is not None
 
     @property
-    def is_free(self) -> bool:
-        """True if another round may begin."""
-        return not (self.is_busy or self._applying)
+    def _is_applying(self) -> bool:
+        """True while the outer step of the own round is taken."""
+        own = self.machine.own_round
+        return own is not None and own.stage is Stage.APPLYING
 
     def rank(self) -> tuple[int, int]:
         """Sort key: the fragments that go first when not all can."""
@@ -153,7 +151,7 @@ class FragmentWork:
 
     def _rests_on(self, state: FragmentState) -> bool:
         """True if nothing that is under way goes on from this state, or has replaced it."""
-        moves_on = self._applying or self.machine.phase is Phase.CATCHING
+        moves_on = self._is_applying or self.machine.phase is Phase.CATCHING
         return self.state is state and not moves_on
 
     def keep_for_replay(self, entry: ReplayEntry, lineage: Lineage) -> None:
@@ -187,12 +185,11 @@ class FragmentWork:
     async def begin_again(self, state: FragmentState | None, *, reason: str) -> None:
         """Go on from ``state`` with a machine that knows nothing; ``None``: fetch a first one."""
         averager = self.averager
-        await averager.until(lambda: not self._applying)
+        await averager.until(lambda: not self._is_applying)
         for exchange in self.exchanges.values():
             averager.spawn(exchange.close(), f"close exchange of fragment {self.index}")
         self.exchanges.clear()
         self._reduced.clear()
-        self._own_round = None
         self.state = self.replay = self.snapshot = None
         if state is not None:
             self.set_state(state)
@@ -323,7 +320,6 @@ class FragmentWork:
             case effects.Merge():
                 self._reducing(effect.round).merge(effect)
             case Apply():
-                self._applying = True
                 self.averager.spawn(self._apply(effect), f"apply fragment {self.index}")
             case effects.GiveUp():
                 self._give_up(effect)
@@ -370,7 +366,7 @@ class FragmentWork:
     def _take_snapshot(self) -> None:
         averager = self.averager
         assert averager.port is not None
-        if averager.has_place() and self.is_free:
+        if averager.has_place() and not self.is_busy:
             self._asking = True
             averager.spawn(self._ask(averager.port), f"snapshot of fragment {self.index}")
         elif self._asking:
@@ -438,8 +434,6 @@ class FragmentWork:
         return regained
 
     def _give_up(self, effect: effects.GiveUp) -> None:
-        if effect.round is not None and self._own_round == effect.round:
-            self._own_round = None
         if effect.round is not None:
             self._tell_of_round(effect.round, None, effect.reason)
         if not effect.in_doubt:
@@ -502,7 +496,6 @@ class FragmentWork:
         self.exchanges[effect.round] = exchange
         if effect.entry is None:
             return
-        self._own_round = effect.round
         snapshot, policy = self.snapshot, self.machine.identity.policy_at(effect.commit.version)
         offered = None if snapshot is None else (snapshot.base, snapshot.values)
         given = contribution(effect, self.state, offered, policy)
@@ -513,8 +506,6 @@ class FragmentWork:
     def _forget(self, round_id: bytes) -> None:
         exchange = self.exchanges.pop(round_id, None)
         self.averager.guard.forgot(round_id, None if exchange is None else exchange.parts)
-        if self._own_round == round_id:
-            self._own_round = None
         if exchange is not None:
             tally = exchange.parts.tally
             self.averager.stats.sent_bytes += tally.sent_bytes
@@ -548,9 +539,6 @@ class FragmentWork:
         else:
             head = ReplayHead(exchange.parts.encoded_commit, effect.seal, effect.digests)
             self.keep_for_replay(ReplayEntry(head, exchange.parts.merged_bytes), state.lineage)
-        self._own_round = None
-        self._applying = False
-        averager.changed()
         self.adopt(state, contained=averager.life.contained_by(effect, state.merged, before.merged))
         averager.stats.rounds += 1
         averager.stats.contributed += effect.contained is not None

@@ -9,7 +9,10 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
+
 from averaging.history.manifest import rolled_back
+from averaging.live.fragment import FragmentWork
 from dht.identity import PeerId
 from dht.memory.host import MemoryNetwork, identity_of
 from peer.bridge.settings import default_name
@@ -78,7 +81,9 @@ async def test_live_peers_and_a_keeper_have_one_tally_which_is_the_ledger(tmp_pa
         assert load_tally(tmp_path / "keeper", RUN) == tallies[3]
 
 
-async def test_work_that_the_owner_has_taken_back_is_credited_to_nobody(tmp_path: Path) -> None:
+async def test_work_that_the_owner_has_taken_back_is_credited_to_nobody(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A fragment in the middle of a change goes back later than the others."""
     async with swarm(MemoryNetwork()) as made:
         peers = [await made.add(f"peer-{number}") for number in range(3)]
@@ -91,12 +96,13 @@ async def test_work_that_the_owner_has_taken_back_is_credited_to_nobody(tmp_path
         part.look(averager)
         assert sum(part.tally.totals.values()) > taken_to
 
-        averager._works[-1]._applying = True
+        applying = [averager._works[-1]]
+        monkeypatch.setattr(FragmentWork, "_is_applying", property(lambda work: work in applying))
         back = averager.begin_again(roots, rollback=7, reason="rolled back")
         going = asyncio.create_task(back)
         await asyncio.sleep(0)
         part.look(averager)
-        averager._works[-1]._applying = False
+        applying.clear()
         averager.changed()
         await going
         part.look(averager)
