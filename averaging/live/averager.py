@@ -35,7 +35,7 @@ from averaging.round.interface.inputs import Input
 from averaging.round.interface.phase import Phase
 from averaging.round.turns import NO_PLACE, Turns, holder_that_gives_way
 from averaging.rules.due import HURRIED_SHARE
-from averaging.rules.line_levels import Level, Need, exchanges_at_once, merges_at_once
+from averaging.rules.line_levels import Level, Need, merges_at_once
 from averaging.rules.orders import RoundOrders
 from dht.host import Messaging
 from dht.identity import PeerId
@@ -335,12 +335,7 @@ class Averager(Services):
 
     def _is_exchanging(self) -> bool:
         """True if as many rounds exchange as may at once; another one would slow them down."""
-        most = exchanges_at_once(
-            self.bytes_per_s,
-            most=self.settings.exchanges_max,
-            slow_bytes_s=self.terms.policy.slow_link_bytes_s,
-        )
-        return sum(work.is_exchanging for work in self._works) >= most
+        return sum(work.is_exchanging for work in self._works) >= self.settings.exchanges_max
 
     def has_its_turn_later(self, fragment: int) -> bool:
         return fragment in self._turns and not self.has_place()

@@ -37,7 +37,13 @@ class AveragerSettings:
     """Fragments of which a snapshot or a round may be under way at once, as memory allows. Most of
     them only wait for others: that costs nothing."""
     exchanges_max: int = 4
-    """While so many rounds exchange at once, no new one is begun."""
+    """While so many rounds exchange at once, no new one is begun. With one at a time a slow line
+    stands idle while a round gathers, seals and reports, and the peer misses the rounds of other
+    fragments meanwhile; with many they share it, and all end late. Three homes at 1 Mbit/s used 65%
+    of their uplinks with one, 80% with two and 87% with three or four, and took part in 73, 87 and
+    99% of the rounds. Where their cycles ask for all that the lines carry they missed 7% with
+    three, which left the fourth fragment's rounds without them and the line to replays, and 2.5%
+    with four."""
     threads: int = field(default_factory=lambda: threads_for(os.cpu_count() or 1))
     replay_bytes_max: int = 256 << 20
     """Merged payloads kept for those who are behind, of all fragments together."""

@@ -147,12 +147,6 @@ def agreed(wanted: Mapping[PeerId, int], speeds: Mapping[PeerId, float], *, leve
 COST_MAX: Final = 0.1
 """Share by which one peer may lengthen the others' cycles on average."""
 
-SLOW_EXCHANGES_MAX: Final = 4
-"""Rounds that exchange at once on a slow line. Three homes at 1 Mbit/s used 65% of their uplinks
-with one, 80% with two and 87% with three or four, and took part in 73, 87 and 99% of the rounds.
-Where their cycles ask for all that the lines carry they missed 7% with three, which left the fourth
-fragment's rounds without them and the line to replays, and 2.5% with four."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Every:
@@ -196,15 +190,6 @@ def every(
     if busy > 1.0:
         line += "; it cannot follow all versions, and needs longer cycles or a faster codec"
     return Every(versions=versions, reason=line)
-
-
-def exchanges_at_once(bytes_per_s: float, *, most: int, slow_bytes_s: float) -> int:
-    """Return the number of rounds that may exchange at once at a peer: fewer on a slow line.
-
-    With one at a time the line stands idle while a round gathers, seals and reports, and the peer
-    misses the rounds of other fragments meanwhile. With many they share it, and all end late.
-    """
-    return min(most, SLOW_EXCHANGES_MAX) if 0.0 < bytes_per_s < slow_bytes_s else most
 
 
 def merges_at_once(transfer_s: float, *, upload_s: float) -> int:

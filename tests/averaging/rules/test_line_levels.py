@@ -19,7 +19,6 @@ from averaging.rules.line_levels import (
     Line,
     agreed,
     every,
-    exchanges_at_once,
     ladder,
     needed,
 )
@@ -204,9 +203,3 @@ def test_a_line_that_recovers_is_used_again_at_once() -> None:
 
     assert slow.versions == 8
     assert by_line(line_busy(0.1), slow).versions == 1
-
-
-def test_a_slow_line_carries_few_rounds_at_a_time() -> None:
-    for speed, most in ((0.0, 8), (600e3, 4), (700e3, 8)):
-        assert exchanges_at_once(speed, most=8, slow_bytes_s=625e3) == most
-    assert exchanges_at_once(600e3, most=1, slow_bytes_s=625e3) == 1
