@@ -332,28 +332,18 @@ class Withdraw(_Message, frozen=True):
     incarnation: Count
 
 
-LEAVING = "leaving"
-"""The reason of a leader that takes part no more: its joiners go to the next one at once."""
-
-
 UNPROVEN = "too few that count for me have signed the version that you stand on"
 """The reason of a leader to which a joiner's state is not certified: the joiner may give it up."""
 
 
-class NoQuorum(_Message, frozen=True):
-    """Leader to member: there will be no round now; everything stays pending."""
-
-    join: Count
-    reason: Reason
-
-
 class Refused(_Message, frozen=True):
-    """Leader to member: the ``Join`` cannot be accepted, and the reason."""
+    """Leader to member: the ``Join`` comes to nothing, and the reason; everything stays pending."""
 
     join: Count
     reason: Reason
-    behind: bool = False
-    """True if the sender has yet to fetch the member's version: another one may lead."""
+    another_leads: bool = False
+    """True if the sender alone is the reason, as it leaves, or has yet to fetch the member's
+    version: the member joins another leader at once."""
 
 
 class ParentCertificate(_Part, frozen=True):
@@ -537,7 +527,7 @@ class Suspected(_Message, frozen=True):
 
 
 Message: TypeAlias = (
-    Join | Noted | Redirect | Call | Coming | Pass | Withdraw | NoQuorum | Refused
+    Join | Noted | Redirect | Call | Coming | Pass | Withdraw | Refused
     | Committed | Declined | Behind | Compare | Closed | Finished | Void
     | Report | Reassign | Missing
     | Prepare | Promise | Propose | Accepted | Sealed | Forswear | Forsworn | Ask

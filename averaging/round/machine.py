@@ -12,7 +12,7 @@ dead leader. ``averaging.live.averager`` and the simulator run the same machine.
     WANTED    The learner was asked. With its offer the peer joins, or folds when it is alone.
     JOINING   ``Join`` was sent to the leader of this peer's attempt
               (``averaging.round.opinions.pacemaker``). It is bound to this leader and no other,
-              until ``Withdraw`` is sent or ``Committed``, ``NoQuorum`` or ``Closed`` arrives;
+              until ``Withdraw`` is sent or ``Committed``, ``Refused`` or ``Closed`` arrives;
               ``Redirect`` names another leader. Another leader that calls is told ``Pass``, or
               joined instead (after ``Withdraw``) if its attempt is a later one. When the leader is
               silent or its link breaks, the join is sent once more, and then to the leader of a
@@ -42,7 +42,7 @@ compares this table with what machines do.)
     WANTED    -> IDLE      Closed Offered Tick GiveWay Leave OrdersChanged CaughtUp
     JOINING   -> ENTERED   Committed StreamOpened Join Pass LinkLost Tick
     JOINING   -> CATCHING  Behind Call Compare Finished Join LinkLost Pass Tick
-    JOINING   -> IDLE      Refused NoQuorum Closed Redirect Call Tick GiveWay Leave
+    JOINING   -> IDLE      Refused Closed Redirect Call Tick GiveWay Leave
     JOINING   -> IDLE      Committed StreamOpened OrdersChanged CaughtUp
     ENTERED   -> IDLE      Applied Void Forswear Declined Join Withdraw MergedArrived SliceMerged
     ENTERED   -> IDLE      Sealed LinkLost Tick Call
@@ -111,7 +111,7 @@ from averaging.history.standing import Standing
 from averaging.messages import Commit, Head, Link, Message, ParentCertificate
 from averaging.round.gathering.catching_up import ATTEMPTS_IN_VAIN, CatchingUp
 from averaging.round.gathering.joining import Called, Joining
-from averaging.round.gathering.leading import Leading
+from averaging.round.gathering.leading import CATCHES_UP, Leading
 from averaging.round.gathering.objections import (
     Parents,
     objection,
@@ -228,7 +228,7 @@ class FragmentRounds(Fragment):
         while self.own_messages:
             self._receive(self.identity.me, self.own_messages.popleft(), now)
         if self.phase is Phase.CATCHING:
-            self.leading.leads_no_more()
+            self.leading.dissolve(CATCHES_UP, another_leads=True)
         self.lingering.ends_on(self.standing if self.ending.is_final(now) else None, now)
         self.deadline = self._next_at()
         self.certificates.input_taken()
@@ -310,7 +310,7 @@ class FragmentRounds(Fragment):
                 self._go_on_without(peer, now)
             case inputs.Leave(reason):
                 self.joining.leave(reason, retry=True)
-                self.leading.dissolve(reason)
+                self.leading.dissolve(reason, another_leads=True)
                 self.peers.trains = False
             case inputs.ReachabilityChanged(reachable):
                 self.peers.reachable = reachable
@@ -470,8 +470,6 @@ class FragmentRounds(Fragment):
             case messages.Withdraw():
                 self._tell_rounds(inputs.Received(sender, message), now)
                 self.leading.withdrawn(sender, message)
-            case messages.NoQuorum():
-                self.joining.turned_away(sender, message, now)
             case messages.Refused():
                 self.catching_up.refused(now, message.reason)
                 self.joining.turned_away(sender, message, now)

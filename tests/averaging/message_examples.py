@@ -91,8 +91,7 @@ EXAMPLES: tuple[Message, ...] = (
     said.Coming(3),
     said.Pass(3, "not enough steps"),
     said.Withdraw(3, 9, 1_760_000_000_000),
-    said.NoQuorum(3, 9, "no quorum of 3 within 30 s: 2 of 4 live peers joined"),
-    said.Refused(3, 9, "I am behind you", behind=True),
+    said.Refused(3, 9, "I am behind you", another_leads=True),
     said.Committed(
         3,
         said.encode_commit(COMMIT),

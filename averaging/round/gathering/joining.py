@@ -488,22 +488,16 @@ class Joining:
         else:
             self.change_leader(leader, now)
 
-    def turned_away(
-        self, sender: PeerId, message: messages.NoQuorum | messages.Refused, now: float
-    ) -> None:
+    def turned_away(self, sender: PeerId, message: messages.Refused, now: float) -> None:
         if not self._is_answer(sender, message.join):
             self._fragment.count("stale_answer")
             return
         self._fragment.note("turned_away", by=sender, reason=message.reason)
         self.join_failed(sender, f"it turned me away: {message.reason}")
-        if isinstance(message, messages.Refused):
-            leads_on = not message.behind
-        else:
-            leads_on = message.reason != messages.LEAVING
-        if leads_on:
-            self._give_up_offer(message.reason)
-        else:
+        if message.another_leads:
             self._join_another(message.reason, now)
+        else:
+            self._give_up_offer(message.reason)
 
     def commit_refused(self, commit: Commit, reason: str) -> None:
         """The commit of the leader that this peer is promised to does not hold.

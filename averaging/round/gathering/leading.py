@@ -46,6 +46,7 @@ from dht.bounded_mapping import BoundedMapping
 from dht.identity import PeerId
 
 NO_STATE = "I have no state yet"
+LEAVES = "leaving"
 CATCHES_UP = "I have yet to catch up with others"
 LATE_MAX = 64
 """Peers that came too late for a round and will hear how it ended."""
@@ -89,12 +90,12 @@ class Leading:
         if orders.paused is not None and sender != self._id.me:
             # It does not know of the pause, or it knows of its end and answers with that.
             self._fragment.tell_directive(sender)
-            self._send_no_quorum(sender, join, orders.paused)
+            self._refuse(sender, join, orders.paused)
         elif join.topic != self._id.topic:
             self._fragment.count("wrong_topic")
             self._refuse_strange(sender, join, self._other_topic(join))
         elif self._fragment.standing is None:
-            self._refuse(sender, join, NO_STATE, behind=True)
+            self._refuse(sender, join, NO_STATE, another_leads=True)
         elif sender == self._id.me:
             attempt = self._joining.attempt
             if attempt is not None and attempt.join == join:  # no earlier one, since abandoned
@@ -105,7 +106,7 @@ class Leading:
         elif self._stands_elsewhere(sender, join, now):
             pass
         elif self._fragment.phase is Phase.CATCHING:
-            self._refuse(sender, join, CATCHES_UP, behind=True)
+            self._refuse(sender, join, CATCHES_UP, another_leads=True)
         else:
             self._joined_here(sender, join, now)
 
@@ -124,7 +125,7 @@ class Leading:
             self._fragment.count("wrong_topic")
             self._refuse(sender, join, self._other_topic(join))
         else:
-            self._send_no_quorum(sender, join, "I do not know you yet")
+            self._refuse(sender, join, "I do not know you yet")
 
     def _unfit(self, sender: PeerId, join: Join, now: float) -> str | None:
         """The reason why no honest commit can contain this join; ``None``: one may."""
@@ -218,7 +219,7 @@ class Leading:
     def _ask_for_more(self, sender: PeerId, join: Join, mine: Head) -> None:
         """It answers with all links, and shows them in its next join."""
         self._fragment.show_standing(sender)
-        self._refuse(sender, join, "I do not know your version", behind=True)
+        self._refuse(sender, join, "I do not know your version", another_leads=True)
 
     def _part_for_good(self, sender: PeerId, join: Join, mine: Head, relation: Apart) -> None:
         self._catching_up.founded_apart(sender, mine, relation, join.head)
@@ -270,12 +271,7 @@ class Leading:
         if not follows:
             self._fragment.show_standing(sender)
         reason = CATCHES_UP if follows else messages.UNPROVEN
-        self._refuse(sender, join, reason, behind=True)
-
-    def leads_no_more(self) -> None:
-        """This peer goes to where others stand: its members go on to a later attempt."""
-        for peer, join in self._dropped_joins():
-            self._refuse(peer, join, CATCHES_UP, behind=True)
+        self._refuse(sender, join, reason, another_leads=True)
 
     def _admit(self, sender: PeerId, join: Join, now: float) -> None:
         """Count a join in the open roster; open one if there is none."""
@@ -326,12 +322,11 @@ class Leading:
             return []
         return [(newcomers[-1], roster.joins.pop(newcomers[-1]))] if newcomers else [(sender, join)]
 
-    def _refuse(self, sender: PeerId, join: Join, reason: str, *, behind: bool = False) -> None:
-        refused = messages.Refused(self._id.fragment, join.join, reason, behind)
+    def _refuse(
+        self, sender: PeerId, join: Join, reason: str, *, another_leads: bool = False
+    ) -> None:
+        refused = messages.Refused(self._id.fragment, join.join, reason, another_leads)
         self._fragment.send(sender, refused)
-
-    def _send_no_quorum(self, sender: PeerId, join: Join, reason: str) -> None:
-        self._fragment.send(sender, messages.NoQuorum(self._id.fragment, join.join, reason))
 
     def _redirect(self, sender: PeerId, join: Join, to: Claim) -> None:
         self._fragment.note("redirect", peer=sender, to=to.leader)
@@ -421,16 +416,16 @@ class Leading:
         if roster is None:
             return
         if self._leaves_in_vain(roster, now):
-            self._no_quorum(messages.LEAVING)
+            self._no_quorum(LEAVES, another_leads=True)
             return
         if now >= roster.search_at:
             self.look_round(now)
         if now >= roster.decide_at:
             self.consider_closing(now)
 
-    def _no_quorum(self, reason: str) -> None:
+    def _no_quorum(self, reason: str, *, another_leads: bool = False) -> None:
         self._fragment.note("no_quorum", reason=reason)
-        self.dissolve(reason)
+        self.dissolve(reason, another_leads=another_leads)
 
     def _leaves_in_vain(self, roster: OpenRoster, now: float) -> bool:
         """True if this peer leaves, and waits for nobody whom its work needs.
@@ -544,10 +539,11 @@ class Leading:
 
     # Answers to calls
 
-    def dissolve(self, reason: str) -> None:
-        """Drop the open roster, and tell all joiners that there will be no round."""
+    def dissolve(self, reason: str, *, another_leads: bool = False) -> None:
+        """Drop the open roster, and tell all joiners that there will be no round, or that they are
+        to go on to a later attempt."""
         for peer, join in self._dropped_joins():
-            self._send_no_quorum(peer, join, reason)
+            self._refuse(peer, join, reason, another_leads=another_leads)
 
     def _dropped_joins(self) -> list[tuple[PeerId, Join]]:
         """Drop the open roster. Returns its joins."""
@@ -684,7 +680,7 @@ class Leading:
                 fragment.send(peer, signed.message())
         fragment.enter_own_round(signed)
         for peer, join in others.items():
-            self._send_no_quorum(peer, join, _other_protocol(join, number))
+            self._refuse(peer, join, _other_protocol(join, number))
         for peer in dict.fromkeys([*roster.group, *sorted(roster.called)]):
             if peer not in named:
                 fragment.send(peer, _closed(signed))

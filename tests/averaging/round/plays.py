@@ -408,9 +408,8 @@ PLAYS: list[tuple[Callable[[], FragmentRounds], Callable[[FragmentRounds], Input
         (play, from_leader(answer), 2.0)
         for play in (joining, promised)
         for answer in (
-            lambda number: messages.NoQuorum(0, number, "no"),
             lambda number: messages.Refused(0, number, "no"),
-            lambda number: messages.Refused(0, number, "no", behind=True),
+            lambda number: messages.Refused(0, number, "no", another_leads=True),
             lambda number: messages.Closed(0, 1, bytes(32)),
             lambda number: messages.Redirect(0, number, PeerId("clara")),
         )

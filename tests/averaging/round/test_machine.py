@@ -198,7 +198,7 @@ def useless(kind: str, rounds: FragmentRounds, leader: PeerId) -> Message:
     number = attempt.join.join
     answers: dict[str, Message] = {
         "refused": said.Refused(0, number, "I do not like you"),
-        "no quorum": said.NoQuorum(0, number, "nobody here"),
+        "no quorum": said.Refused(0, number, "nobody here"),
         "too late": said.Closed(0, 1, bytes(32)),
         "redirect": said.Redirect(0, number, leader),
         "noted": said.Noted(0, number),
@@ -255,7 +255,7 @@ def test_an_answer_to_an_older_join_is_ignored_and_counted() -> None:
     rounds = machine(reachable=False)
     leader = joined(rounds)
 
-    rounds.handle(Received(leader, said.NoQuorum(0, 99, "no")), 2.0)
+    rounds.handle(Received(leader, said.Refused(0, 99, "no")), 2.0)
 
     assert phase(rounds) is Phase.JOINING
     assert rounds.counters["stale_answer"] == 1
@@ -392,7 +392,7 @@ def test_who_is_shown_too_little_by_a_join_asks_and_is_told_that_it_is_behind() 
         leader.handle(Received(joiner, signed(joiner, plain, leader=ME)), 1.0), joiner
     )
     assert isinstance(asked, said.Compare) and asked.head.links[-1].version == 0
-    assert isinstance(refused, said.Refused) and refused.behind
+    assert isinstance(refused, said.Refused) and refused.another_leads
 
     (answer,) = sent(machine(whole).handle(Received(ANNA, asked), 1.1), ANNA)
     assert isinstance(answer, said.Behind) and answer.head.links[-1].version == 0
@@ -430,7 +430,7 @@ def test_nothing_that_a_stranger_says_counts() -> None:
     assert rounds.counters["stranger"] == len(claims)
     assert phase(rounds) is Phase.IDLE
     effects = rounds.handle(asks(eve, standing("start")), 1.0)
-    assert [type(answer) for answer in sent(effects, eve)] == [said.NoQuorum]
+    assert [type(answer) for answer in sent(effects, eve)] == [said.Refused]
     assert rounds.open_roster is None
     assert not rounds.handle(Received(ANNA, behind(ahead, eve)), 1.0), (
         "nobody is sent to a stranger"
@@ -536,7 +536,7 @@ def test_a_leader_that_leaves_and_has_no_work_sends_who_joins_it_elsewhere() -> 
 
     answers = sent(rounds.handle(Tick(), 1.0 + POLICY.resend_s), joiner)
 
-    assert said.NoQuorum(0, 1, said.LEAVING) in answers
+    assert said.Refused(0, 1, "leaving", another_leads=True) in answers
     assert rounds.open_roster is None
 
 
@@ -837,10 +837,10 @@ def test_a_leader_behind_its_joiner_sends_it_on_and_catches_up() -> None:
     (catch_up,) = of(effects, CatchUp)
     assert isinstance(catch_up, CatchUp) and catch_up.source == first
     (refused,) = sent(effects, first)
-    assert isinstance(refused, said.Refused) and refused.behind
+    assert isinstance(refused, said.Refused) and refused.another_leads
 
     (refused,) = sent(rounds.handle(asks(second, standing("start")), 1.5), second)
-    assert isinstance(refused, said.Refused) and refused.behind, "it leads nobody meanwhile"
+    assert isinstance(refused, said.Refused) and refused.another_leads, "it leads nobody meanwhile"
     assert rounds.open_roster is None
 
     rounds.handle(CaughtUp(ahead), 2.0)
@@ -856,7 +856,7 @@ def test_a_leader_that_cannot_follow_its_joiner_shows_it_where_it_stands_and_lea
 
     shown, refused = sent(rounds.handle(asks(first, standing("start", "one")), 1.0), first)
     assert isinstance(shown, said.Compare), "the version that it stands on"
-    assert isinstance(refused, said.Refused) and refused.behind
+    assert isinstance(refused, said.Refused) and refused.another_leads
 
     rounds.handle(asks(second, standing("start")), 2.5)
     assert rounds.open_roster is not None
@@ -1007,7 +1007,7 @@ def end_attempt(rounds: FragmentRounds, leader: PeerId) -> list[Effect]:
     """The leader that was joined finds no quorum."""
     attempt = rounds.joining.attempt
     assert attempt is not None
-    answer = said.NoQuorum(0, attempt.join.join, "nobody came")
+    answer = said.Refused(0, attempt.join.join, "nobody came")
     return rounds.handle(Received(leader, answer), 1.0)
 
 

@@ -9,7 +9,7 @@ from averaging.messages import (
     Declined,
     Directed,
     Link,
-    NoQuorum,
+    Refused,
     Stamp,
     decode_commit,
 )
@@ -86,7 +86,7 @@ def test_a_paused_leader_answers_a_join_with_the_directive_and_the_reason() -> N
     rounds = following(leading(), PAUSED)
     anna = min(rounds.peers.view)
     told = sent(rounds.handle(asks(anna, standing("start")), 1.0), anna)
-    assert [type(each) for each in told] == [Directed, NoQuorum]
+    assert [type(each) for each in told] == [Directed, Refused]
     assert told[0] == Directed(0, b"seven")
 
 

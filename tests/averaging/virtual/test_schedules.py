@@ -104,7 +104,7 @@ def test_a_leader_dies_before_the_commit_and_the_next_in_rank_leads() -> None:
 
 def test_a_leader_that_notes_joins_and_commits_nothing_does_not_stop_the_others() -> None:
     swarm = swarm_of(5)
-    kinds = (said.Committed, said.NoQuorum, said.Closed)
+    kinds = (said.Committed, said.Refused, said.Closed)
     swarm.on_send = lambda sender, to, message: (
         sender != swarm.names[2] or not isinstance(message, kinds)
     )
@@ -129,7 +129,7 @@ def test_a_leader_that_refuses_everybody_is_passed_over() -> None:
 def no_quorum_at_the_last_moment(swarm: Swarm, sender: PeerId, join: said.Join) -> None:
     wait_s = POLICY.quorum.wait_s - 1.0
     says(swarm, sender, said.Noted(0, join.join), 0.01)
-    says(swarm, sender, said.NoQuorum(0, join.join, "nobody here"), wait_s)
+    says(swarm, sender, said.Refused(0, join.join, "nobody here"), wait_s)
 
 
 def closed_without_it(swarm: Swarm, sender: PeerId, join: said.Join) -> None:
@@ -252,7 +252,7 @@ def test_a_roster_that_has_mostly_left_is_void_at_once() -> None:
         for other in [other for other in swarm.trainers() if other is not node][:3]:
             attempt = other.machine.joining.attempt
             assert attempt is not None
-            word = said.NoQuorum(0, attempt.join.join, "an old word of mine")
+            word = said.Refused(0, attempt.join.join, "an old word of mine")
             other.take(Received(node.name, word))
 
     at(swarm, "closed", leave)

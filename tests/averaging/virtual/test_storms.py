@@ -113,7 +113,6 @@ REACHED_MESSAGES = frozenset(
         "Coming",
         "Pass",
         "Withdraw",
-        "NoQuorum",
         "Refused",
         "Committed",
         "Declined",

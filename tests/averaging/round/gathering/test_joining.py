@@ -421,7 +421,9 @@ def test_a_leader_that_is_behind_is_passed_over_at_once_with_the_same_offer() ->
     first = joined(rounds)
     other = BORIS if first == ANNA else ANNA
 
-    effects = rounds.handle(Received(first, said.Refused(0, 1, "I am behind", behind=True)), 2.0)
+    effects = rounds.handle(
+        Received(first, said.Refused(0, 1, "I am behind", another_leads=True)), 2.0
+    )
 
     (again,) = sent(effects, other)
     assert isinstance(again, Join) and again.attempt >= 1 and again.mark == 24
@@ -435,7 +437,7 @@ def test_a_leader_that_leaves_is_passed_over_at_once_with_the_same_offer() -> No
     first = joined(rounds)
     other = BORIS if first == ANNA else ANNA
 
-    effects = rounds.handle(Received(first, said.NoQuorum(0, 1, said.LEAVING)), 2.0)
+    effects = rounds.handle(Received(first, said.Refused(0, 1, "leaving", another_leads=True)), 2.0)
 
     (again,) = sent(effects, other)
     assert isinstance(again, Join) and again.attempt >= 1 and again.mark == 24
@@ -449,7 +451,7 @@ def test_a_leader_that_was_behind_and_calls_is_called_to_the_later_attempt(where
     first = next(peer for peer in (ANNA, BORIS) if ranked((ME, peer), head)[0] == peer)
     rounds = machine(others=(first,))
     assert joined(rounds) == first
-    rounds.handle(Received(first, said.Refused(0, 1, "I am behind", behind=True)), 2.0)
+    rounds.handle(Received(first, said.Refused(0, 1, "I am behind", another_leads=True)), 2.0)
     assert rounds.open_roster is not None
 
     answer = sent(rounds.handle(Received(first, said.Call(0, standing(where).head(), 10.0)), 9.0))
@@ -497,7 +499,7 @@ def test_a_leader_that_has_to_catch_up_sends_its_members_on_at_once() -> None:
     effects = rounds.handle(Received(two, said.Compare(0, certified(ahead, (one, two)))), 1.5)
 
     assert rounds.phase is Phase.CATCHING and rounds.open_roster is None
-    assert [message.behind for message in refusals(effects)] == [True]
+    assert [message.another_leads for message in refusals(effects)] == [True]
 
 
 def test_a_leader_that_does_not_take_the_state_of_a_heavier_side_keeps_no_join_from_there() -> None:
@@ -511,7 +513,7 @@ def test_a_leader_that_does_not_take_the_state_of_a_heavier_side_keeps_no_join_f
 
     refused = refusals(rounds.handle(asks(one, apart, 2, head=head), 2.0))
 
-    assert [message.behind for message in refused] == [True]
+    assert [message.another_leads for message in refused] == [True]
     assert rounds.open_roster is None
 
 

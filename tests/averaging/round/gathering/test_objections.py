@@ -382,7 +382,7 @@ def test_a_peer_that_is_ahead_alone_is_shown_the_certificate_to_go_back_to() -> 
     answers = joins(rounds, ANNA, certified(standing("start", "one", "mine"), (ANNA,)))
 
     shown, refusal = answers
-    assert isinstance(refusal, said.Refused) and refusal.behind
+    assert isinstance(refusal, said.Refused) and refusal.another_leads
     assert isinstance(shown, said.Compare)
     assert {peer for peer, _ in shown.head.signatures} == {ME, BORIS}
 
