@@ -284,7 +284,6 @@ class Leading:
                 self._refuse(peer, late, "the group is full")
             if (sender, join) in left_out:
                 return
-        calls_me = False
         known = roster.joins.get(sender)
         if known is None or known.join <= join.join:
             roster.joins[sender] = join
@@ -295,15 +294,12 @@ class Leading:
             returns = sender in roster.passed and not self._peers.has_several_groups(now)
             roster.passed.discard(sender)
             if hurries or returns:
-                calls_me = self._call_again(roster, now)
+                self._call_again(roster, now)
         is_first = roster.quorum_at is None and len(roster.joins) >= 2
         if is_first and self._policy.quorum.is_reached(self._turnout(roster, now)):
             roster.quorum_at = now
-        verdict = self._verdict(roster, now)
-        if calls_me:
-            self._call_me(roster, now)
         self._fragment.send(sender, messages.Noted(self._id.fragment, join.join))
-        self._follow(verdict, roster, now)
+        self.consider_closing(now)
 
     def _without_room(
         self, sender: PeerId, join: Join, roster: OpenRoster, now: float
@@ -369,9 +365,9 @@ class Leading:
         """True if the others are to come at once, as a peer that counts is about to leave."""
         return join.leaves and (sender == self._id.me or self._peers.is_established(sender, now))
 
-    def _call_again(self, roster: OpenRoster, now: float) -> bool:
+    def _call_again(self, roster: OpenRoster, now: float) -> None:
         """Call those that have passed once more: a member is about to leave, or one that had passed
-        has come all the same. Returns whether this peer is to be asked as well.
+        has come all the same.
 
         Homes whose lines carry every second version pass until the same moment. The first of them
         that came closed the roster, and each round was of two of three. (Among several groups a
@@ -383,7 +379,8 @@ class Leading:
             roster.passed.remove(peer)
             roster.called[peer] = now  # its answer is waited for once more
         self._call_missing(roster, now)
-        return me in roster.group and me not in roster.joins and self._peers.trains
+        if me in roster.group and me not in roster.joins and self._peers.trains:
+            self._call_me(roster, now)
 
     def _call_missing(self, roster: OpenRoster, now: float) -> None:
         """Call the peers of an open roster that have not answered."""
@@ -461,16 +458,12 @@ class Leading:
         if found:
             self._fragment.note("found", peers=tuple(found))
         # Where one is in a hurry, who has passed for want of steps may have enough of them by now.
-        calls_me = False
         if roster.is_hurried:
-            calls_me = self._call_again(roster, now)
+            self._call_again(roster, now)
         else:
             self._call_missing(roster, now)
-        verdict = self._verdict(roster, now) if found else None
-        if calls_me:
-            self._call_me(roster, now)
-        if verdict is not None:
-            self._follow(verdict, roster, now)
+        if found:
+            self.consider_closing(now)
 
     def _group_in_sight(self, roster: OpenRoster, now: float) -> tuple[PeerId, ...]:
         """This peer's group; without a learner it is in none, and takes that of the first join."""
