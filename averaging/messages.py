@@ -377,10 +377,9 @@ class Declined(_OfRound, frozen=True):
 
 
 class Behind(_Message, frozen=True):
-    """Notice to a peer whose lineage is in the sender's chain; ``source`` has the newer state."""
+    """Notice to a peer whose lineage is in the sender's chain."""
 
     head: Head
-    source: Peer
     found: Digest
     """The receiver's lineage; the receiver may stand elsewhere when the message arrives."""
 

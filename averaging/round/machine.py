@@ -486,7 +486,7 @@ class FragmentRounds(Fragment):
                     self.count("commit_refused")
             case messages.Behind():
                 self._saw_head(message.head, now)
-                self.catching_up.receive_behind(message, now)
+                self.catching_up.compare(sender, message.head, now, knows=message.found)
             case messages.Compare():
                 self._saw_head(message.head, now)
                 self.catching_up.sign_for(sender, message.head, now)

@@ -99,7 +99,7 @@ EXAMPLES: tuple[Message, ...] = (
         (said.ParentCertificate(1, ((said.short_name(ANNA), bytes(64)),)),),
     ),
     said.Declined(3, ROUND, "I stand elsewhere now", absent=True),
-    said.Behind(3, HEAD, ANNA, bytes(32)),
+    said.Behind(3, HEAD, bytes(32)),
     said.Compare(3, HEAD),
     said.Closed(3, 8, ROUND),
     said.Finished(3, ROUND, HEAD),

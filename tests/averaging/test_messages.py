@@ -173,7 +173,7 @@ def test_a_commit_that_makes_no_sense_is_refused(changes: dict[str, object], pro
         said.Redirect(0, 1, PeerId("x" * 65)),
         said.Pass(0, "x" * 301),
         said.Propose(0, bytes(32), 1, tuple(range(said.ROSTER_MAX + 1))),
-        said.Behind(0, Head(1, bytes(32), HEAD.links * 20), PeerId("a"), bytes(32)),
+        said.Behind(0, Head(1, bytes(32), HEAD.links * 20), bytes(32)),
     ],
 )
 def test_a_field_beyond_its_bound_is_refused(message: Message) -> None:

@@ -163,42 +163,20 @@ class CatchingUp:
         self._refused_at = math.inf
         """Time at which the first of these joins was refused."""
 
-    def receive_behind(self, message: messages.Behind, now: float) -> None:
-        """A peer has found this peer's lineage in its chain."""
-        source, head, standing = message.source, message.head, self._fragment.standing
-        if source == self._id.me or standing is None:
-            return
-        if not self._peers.knows(source):
-            self._fragment.count("unknown_source")
-            return
-        young = self._peers.young_versions
-        relation = relate(standing.head(), standing.chain, head, young_versions=young)
-        behind = isinstance(relation, IAmBehind) or (
-            isinstance(relation, Apart) and not relation.they_are_light
-        )
-        found = behind and message.found == standing.lineage
-        if not (found and self._may_ask(source, now)):
-            self.compare(source, head, now)
-            return
-        # Its leader lets nobody join from there, also where this peer sees several groups, in which
-        # it might (``meets``): peers differ in who counts.
-        # A message shows some links of a chain; the own version may lie between them. The sender
-        # has looked it up in all of its chain, and the fetched state must have it there as well.
-        self._go(source, head, now)
-
-    def _may_ask(self, source: PeerId, now: float) -> bool:
-        """True if this peer may catch up now, and the source has not failed it lately."""
-        busy = self._fragment.phase in (Phase.ENTERED, Phase.FOLDING, Phase.CATCHING)
-        return not busy and self._reputation.may_ask(source, now)
-
     def take_hint(self, now: float) -> None:
         """Compare with the peer that showed where it stands in the middle of a round."""
         hint, self._hint = self._hint, None
         if hint is not None:
             self.compare(hint[0], hint[1], now)
 
-    def compare(self, source: PeerId, theirs: Head, now: float) -> None:
-        """A peer shows where it stands: catch up, rebase, or tell it that it should."""
+    def compare(
+        self, source: PeerId, theirs: Head, now: float, *, knows: Lineage | None = None
+    ) -> None:
+        """A peer shows where it stands: catch up, rebase, or tell it that it should.
+
+        ``knows``: a lineage that it has found in its chain, of which a message shows some links.
+        The fetched state must have it there as well.
+        """
         fragment, standing = self._fragment, self._fragment.standing
         if standing is None or source == self._id.me:
             return
@@ -217,12 +195,15 @@ class CatchingUp:
             self._fragment.show_standing(source)
             return
         if isinstance(relation, Apart) and relation.founded_apart:
-            self.founded_apart(source, mine, relation, theirs)
+            self._founded_apart(source, mine, relation, theirs)
             return
+        is_told = knows == mine.lineage
+        if is_told and isinstance(relation, Apart) and not relation.they_are_light:
+            relation = IAmBehind()
         self._see_behind(source, theirs, relation, now)
         end = fragment.ending.end(now)
         if isinstance(relation, Apart) and end is not None and end.settles(mine, theirs):
-            self.settle_final_state(source, mine, relation, theirs, end, now)
+            self._settle_final_state(source, mine, relation, theirs, end, now)
             return
         if isinstance(relation, Apart):
             self._meet(relation, now)
@@ -234,7 +215,9 @@ class CatchingUp:
             self._go(source, theirs, now, apart=back, gives_way=True)
             return
         splits = not fragment.ending.closed_ranks and self._peers.has_several_groups(now)
-        if self._doubting.doubt is None and splits and meets(relation, mine, theirs):
+        # Whoever tells lets nobody join from there: peers differ in who counts.
+        may_meet = splits and not is_told and self._doubting.doubt is None
+        if may_meet and meets(relation, mine, theirs):
             return
         match relation:
             case IAmBehind():
@@ -248,7 +231,7 @@ class CatchingUp:
             case TheyAreBehind():
                 fragment.tell_behind(source, theirs.lineage)
 
-    def founded_apart(self, source: PeerId, mine: Head, relation: Apart, theirs: Head) -> None:
+    def _founded_apart(self, source: PeerId, mine: Head, relation: Apart, theirs: Head) -> None:
         """Two peers have states of different foundings: both are told, and neither is averaged.
 
         Which side gives way is decided for all fragments at once, by the owner of the averager.
@@ -259,7 +242,7 @@ class CatchingUp:
         if (relation.mine, mine.lineage) >= (relation.theirs, theirs.lineage):
             self._fragment.show_standing(source)
 
-    def settle_final_state(
+    def _settle_final_state(
         self,
         source: PeerId,
         mine: Head,
@@ -275,7 +258,7 @@ class CatchingUp:
         outranks = not end.gives_way(mine, theirs)
         if outranks and not self._is_final_in_vain(mine, theirs, now):
             self._fragment.show_standing(source)
-        elif self._may_ask(source, now):
+        else:
             self._go(source, theirs, now, apart=relation, gives_way=outranks)
 
     # Certificates

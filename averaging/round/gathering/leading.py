@@ -19,6 +19,7 @@ from averaging import messages
 from averaging.history.standing import (
     Apart,
     IAmBehind,
+    Relation,
     Same,
     TheyAreBehind,
     Unclear,
@@ -38,7 +39,7 @@ from averaging.round.opinions.fragment import Fragment, OpenRoster
 from averaging.round.opinions.pacemaker import Claim
 from averaging.round.sealing.doubt import Doubting
 from averaging.round.sealing.seals import all_peers_of
-from averaging.rules.mixing import RunsEnd, meets, shows_final
+from averaging.rules.mixing import meets, shows_final
 from averaging.rules.quorum import Close, NoRound, Timings, Turnout, Wait, decide
 from averaging.rules.reputation import Deed, Ground
 from dht import protocol
@@ -185,16 +186,24 @@ class Leading:
         standing, young = self._fragment.here, self._peers.young_versions
         mine = standing.head()
         relation = relate(mine, standing.chain, join.head, young_versions=young)
-        if isinstance(relation, Unclear):
-            self._ask_for_more(sender, join, mine)
-            return True
-        if isinstance(relation, Apart) and relation.founded_apart:
-            self._part_for_good(sender, join, mine, relation)
-            return True
         end = self._fragment.ending.end(now)
-        if isinstance(relation, Apart) and end is not None and end.settles(mine, join.head):
-            self._settle(sender, join, mine, relation, end, now)
-            return True
+        match relation:
+            case Unclear():
+                reason = "I do not know your version"  # it shows all links in its next join
+            case Apart(founded_apart=True):
+                reason = "our histories were founded apart"
+            case Apart() if end is not None and end.settles(mine, join.head):
+                reason = "one of us takes the other's final state"
+            case _:
+                return self._has_to_change(sender, join, relation, now)
+        self._catching_up.compare(sender, join.head, now)
+        self._refuse(sender, join, reason, another_leads=isinstance(relation, Unclear))
+        return True
+
+    def _has_to_change(self, sender: PeerId, join: Join, relation: Relation, now: float) -> bool:
+        """Answer a joiner with which this peer can be in a round later, if one of them changes its
+        state. ``False``: it may join as it is."""
+        mine = self._fragment.here.head()
         as_they_are = self._may_meet_as_they_are(join.head, now)
         splits = as_they_are and meets(relation, mine, join.head)
         if isinstance(relation, Same) or self._parents.may_join(link_of(join.head), now):
@@ -203,45 +212,27 @@ class Leading:
         elif (isinstance(relation, IAmBehind) and splits) or (
             isinstance(relation, Apart) and not relation.they_are_light
         ):
-            self._refuse_unproven(sender, join, mine, now)
+            self._refuse_unproven(sender, join, now)
             return True
         match relation:
             case TheyAreBehind():
-                self._tell_behind(sender, join, mine)
+                self._fragment.note("told_behind", peer=sender)
+                self._fragment.tell_behind(sender, join.head.lineage)
             case Apart() if relation.they_are_light or not self._peers.is_established(sender, now):
                 self._fragment.show_standing(sender)
             case IAmBehind() | Apart(i_am_light=True):
-                self._go_there(sender, join, mine, now)
+                self._go_there(sender, join, now)
             case _:
                 return False  # on the same state, or melded with
         return True
 
-    def _ask_for_more(self, sender: PeerId, join: Join, mine: Head) -> None:
-        """It answers with all links, and shows them in its next join."""
-        self._fragment.show_standing(sender)
-        self._refuse(sender, join, "I do not know your version", another_leads=True)
-
-    def _part_for_good(self, sender: PeerId, join: Join, mine: Head, relation: Apart) -> None:
-        self._catching_up.founded_apart(sender, mine, relation, join.head)
-        self._refuse(sender, join, "our histories were founded apart")
-
-    def _settle(
-        self, sender: PeerId, join: Join, mine: Head, relation: Apart, end: RunsEnd, now: float
-    ) -> None:
-        self._catching_up.settle_final_state(sender, mine, relation, join.head, end, now)
-        self._refuse(sender, join, "one of us takes the other's final state")
-
-    def _refuse_unproven(self, sender: PeerId, join: Join, mine: Head, now: float) -> None:
+    def _refuse_unproven(self, sender: PeerId, join: Join, now: float) -> None:
         """Members would decline a commit with this join. Its sender shows more signatures, or takes
         the state of others."""
         self._catching_up.met_unproven(now)
         self._fragment.note("unproven_join", peer=sender, version=join.head.version)
         self._fragment.show_standing(sender)
         self._refuse(sender, join, messages.UNPROVEN)
-
-    def _tell_behind(self, sender: PeerId, join: Join, mine: Head) -> None:
-        self._fragment.note("told_behind", peer=sender)
-        self._fragment.tell_behind(sender, join.head.lineage)
 
     def _answers_in_round(self, sender: PeerId, join: Join) -> bool:
         """Answer a joiner while a round is under way: it is in it, or too late for it."""
@@ -260,7 +251,7 @@ class Leading:
             self._fragment.send(sender, _closed(signed))
         return True
 
-    def _go_there(self, sender: PeerId, join: Join, mine: Head, now: float) -> None:
+    def _go_there(self, sender: PeerId, join: Join, now: float) -> None:
         """Go to where this joiner stands; it goes on to a later attempt meanwhile.
 
         A peer that is not followed is shown the certificate under the version that this one stands

@@ -138,8 +138,7 @@ class Fragment(ABC):
 
     def tell_behind(self, peer: PeerId, lineage: Lineage) -> None:
         """Tell a peer that its lineage is in this one's chain."""
-        me, head = self.identity.me, self.here.head()
-        self.send(peer, messages.Behind(self.identity.fragment, head, me, lineage))
+        self.send(peer, messages.Behind(self.identity.fragment, self.here.head(), lineage))
 
     def tell_directive(self, to: PeerId) -> None:
         """Send the owner's directive to a peer; one that knows a newer one answers with it."""

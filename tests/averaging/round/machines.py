@@ -193,9 +193,9 @@ def certified(where: Standing, by: tuple[PeerId, ...] = (ANNA, BORIS)) -> Head:
     return msgspec.structs.replace(where.head(), signatures=signatures)
 
 
-def behind(where: Standing, source: PeerId, *, found: str = "start") -> Behind:
-    """``source`` tells a peer that it stands further on; its head is certified."""
-    return Behind(0, certified(where), source, lineage(found))
+def behind(where: Standing, *, found: str = "start") -> Behind:
+    """The notice of a peer that stands further on; its head is certified."""
+    return Behind(0, certified(where), lineage(found))
 
 
 def offer(where: Standing, *, mark: int = 24, steps: int = 24) -> Offer:

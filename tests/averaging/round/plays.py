@@ -381,7 +381,7 @@ def forsworn_by_one_ahead(rounds: FragmentRounds) -> Input:
 
 AHEAD, FURTHER = standing("start", "one"), standing("start", "one", "two")
 FROM_AHEAD: tuple[Message, ...] = (
-    behind(AHEAD, BORIS),
+    behind(AHEAD),
     messages.Call(0, certified(AHEAD), 10.0),
     messages.Compare(0, certified(AHEAD)),
     messages.Finished(0, bytes(32), certified(AHEAD)),

@@ -173,7 +173,7 @@ def forge_heads(swarm: SwarmWithLiars, chatter: Chatterers) -> None:
         asked = swarm.nodes[to].machine.standing if to in swarm.nodes else None
         messages: list[Message] = [said.Compare(0, head), said.Call(0, head, 5.0)]
         if asked is not None:
-            messages.append(said.Behind(0, head, liar, asked.lineage))
+            messages.append(said.Behind(0, head, asked.lineage))
         swarm.say(liar, to, chatter.rng.choice(messages))
 
     for liar in sorted(swarm.liars):

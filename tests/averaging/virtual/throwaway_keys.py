@@ -141,7 +141,7 @@ class ThrowawayKeys:
         sayings: list[Message] = [
             said.Compare(0, head),
             said.Call(0, head, 5.0),
-            said.Behind(0, head, key, standing.lineage),
+            said.Behind(0, head, standing.lineage),
         ]
         return rng.choice(sayings)
 

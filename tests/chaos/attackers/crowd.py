@@ -96,7 +96,7 @@ class Intruder(Attacker):
             head = self._head()
             await self._say(
                 said.Compare(fragment, head),
-                said.Behind(fragment, head, self.host.peer_id, self.rng.randbytes(32)),
+                said.Behind(fragment, head, self.rng.randbytes(32)),
                 said.Finished(fragment, self.rng.randbytes(32), head),
                 said.Call(fragment, head, 5.0),
             )

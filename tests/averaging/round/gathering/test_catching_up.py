@@ -69,7 +69,7 @@ async def test_a_slow_liar_delays_a_peer_for_a_while_and_not_for_ten_minutes() -
                 standing = to.averager.standing(index)
                 assert standing is not None
                 head = invented(standing, to.averager.topic, index)
-                behind = said.Behind(index, head, liar.id, standing.lineage)
+                behind = said.Behind(index, head, standing.lineage)
                 liar.averager.transport.send(to.id, said.encode(behind))
             await asyncio.sleep(2.0)
 

@@ -165,7 +165,7 @@ def test_a_leader_that_falls_behind_keeps_no_empty_roster_open() -> None:
     rounds.handle(
         Received(
             caller,
-            said.Behind(0, certified(ahead, tuple(rounds.peers.view)), caller, lineage("start")),
+            said.Behind(0, certified(ahead, tuple(rounds.peers.view)), lineage("start")),
         ),
         1.1,
     )
@@ -185,7 +185,7 @@ def test_a_state_that_comes_when_the_next_round_is_wanted_is_where_the_peer_stan
     """The owner had taken it and the machine had not: all later work had a base that was not in its
     chain, and nobody had a newer state. A run of several groups never ended for such a peer."""
     rounds, ahead = machine(reachable=False), standing("start", "one")
-    rounds.handle(Received(ANNA, behind(ahead, ANNA)), 1.0)
+    rounds.handle(Received(ANNA, behind(ahead)), 1.0)
     assert rounds.phase is Phase.CATCHING
     assert rounds.deadline is not None
     now = rounds.deadline
@@ -401,7 +401,7 @@ def test_a_peer_that_leaves_joins_at_once_from_the_version_that_the_others_made(
     rounds.handle(MergeBeforeLeaving(), 1.0)
     joins_within(rounds, 1.0, 4.0)
     made = standing("start", "made")
-    rounds.handle(Received(ANNA, behind(made, ANNA)), 5.0)
+    rounds.handle(Received(ANNA, behind(made)), 5.0)
     rounds.handle(CaughtUp(made), 5.0)
     assert joins_within(rounds, 5.0, 0.5) == [0.0]
 

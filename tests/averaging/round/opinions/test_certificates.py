@@ -204,7 +204,7 @@ def test_signatures_of_one_link_add_up_and_others_are_asked_for_theirs() -> None
 
 
 def behind_by(sender: PeerId) -> said.Behind:
-    return msgspec.structs.replace(behind(AHEAD, sender), head=certified(AHEAD, (sender,)))
+    return msgspec.structs.replace(behind(AHEAD), head=certified(AHEAD, (sender,)))
 
 
 def test_a_peer_signs_what_it_shows_if_it_stands_there() -> None:
@@ -226,7 +226,7 @@ def test_an_answer_to_where_this_peer_stood_before_is_compared_anew() -> None:
     """The answer was sent when the peer stood elsewhere: that lineage was found, not this one."""
     heavy = standing("start", *(f"h{number}" for number in range(8)))
     rounds = machine(standing("start", "mine"), FIVE)
-    stale = said.Behind(0, certified(heavy), ANNA, lineage("start"))
+    stale = said.Behind(0, certified(heavy), lineage("start"))
 
     effects = rounds.handle(Received(ANNA, stale), 1.0)
 
