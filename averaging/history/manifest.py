@@ -16,28 +16,21 @@ chain reaches back so far.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Annotated
 
 import blake3
 import msgspec
-import numpy as np
 from msgspec import Meta, Struct
 
 from averaging.history.chain import CHAIN_MAX_LINKS, Chain
 from averaging.history.lineage import Lineage, after_rollback, bound
 from averaging.history.merged_map import MARKS_MAX, Mark, MergedMap
-from averaging.history.state import FragmentState
+from averaging.history.standing import Standing, extended
+from averaging.history.state import PIECE_DIGEST_BYTES, FragmentState, Pieces
 from averaging.messages import BadMessage, Count, Digest, Link, Peer, unpacked
-from averaging.numbers.arrays import Float32s
-
-PIECE_BYTES = 512 << 10
-"""Size of a piece, which never straddles the two vectors. Digests depend on it."""
 
 MANIFEST_MAX_BYTES = 16 << 20
 """Enough for 10 000 links of history, a hundred thousand pieces (50 GB) and ``MARKS_MAX`` peers."""
-
-_DIGEST_BYTES = 32
 
 
 class Manifest(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
@@ -58,11 +51,12 @@ class Manifest(Struct, frozen=True, array_like=True, forbid_unknown_fields=True)
         """The newest link, which other peers sign."""
         return self.links[-1]
 
-    def chain(self) -> Chain:
-        return Chain(self.links)
-
     def merged(self) -> MergedMap:
         return MergedMap({peer: Mark(*numbers) for peer, *numbers in self.marks})
+
+    def standing(self) -> Standing:
+        chain = Chain(self.links)
+        return Standing(self.version, self.lineage, chain, self.merged(), self.history)
 
     def identity(self) -> bytes:
         """Return a digest that is equal for equal states.
@@ -74,7 +68,7 @@ class Manifest(Struct, frozen=True, array_like=True, forbid_unknown_fields=True)
         return blake3.blake3(_encoder.encode(tip)).digest()
 
     def piece_digest(self, index: int) -> bytes:
-        return self.digests[index * _DIGEST_BYTES : (index + 1) * _DIGEST_BYTES]
+        return self.digests[index * PIECE_DIGEST_BYTES : (index + 1) * PIECE_DIGEST_BYTES]
 
 
 _encoder = msgspec.msgpack.Encoder()
@@ -83,11 +77,6 @@ _decoder = msgspec.msgpack.Decoder(Manifest)
 
 def describe(state: FragmentState) -> bytes:
     """Return the encoded manifest of a state. It reads every byte: work for a thread."""
-    pieces = Pieces(state.theta.size)
-    theta, momentum = as_bytes(state.theta), as_bytes(state.momentum)
-    digests = b"".join(
-        blake3.blake3(pieces.view(index, theta, momentum)).digest() for index in range(pieces.count)
-    )
     manifest = Manifest(
         state.fragment,
         state.version,
@@ -98,7 +87,7 @@ def describe(state: FragmentState) -> bytes:
             for peer, mark in sorted(state.merged.items())
         ),
         state.history,
-        digests,
+        state.piece_digests(),
     )
     return _encoder.encode(manifest)
 
@@ -115,7 +104,7 @@ def read_manifest(data: bytes, *, fragment: int, values: int) -> Manifest:
         raise BadMessage(
             f"a manifest of fragment {manifest.fragment}; the request was for fragment {fragment}"
         )
-    expected = Pieces(values).count * _DIGEST_BYTES
+    expected = Pieces(values).count * PIECE_DIGEST_BYTES
     if len(manifest.digests) != expected:
         raise BadMessage(
             f"{len(manifest.digests)} bytes of piece digests; the layout says {expected}"
@@ -131,45 +120,12 @@ def read_manifest(data: bytes, *, fragment: int, values: int) -> Manifest:
     return manifest
 
 
-@dataclass(frozen=True, slots=True)
-class Pieces:
-    """The pieces of the two vectors of a fragment with ``values`` values."""
-
-    values: int
-
-    @property
-    def of_theta(self) -> int:
-        """Number of pieces of theta, which come first."""
-        return -(-self.values * 4 // PIECE_BYTES)
-
-    @property
-    def count(self) -> int:
-        return 2 * self.of_theta
-
-    def view(self, index: int, theta: memoryview, momentum: memoryview) -> memoryview:
-        """Return piece ``index`` of the two vectors' bytes."""
-        vector, at = (theta, index) if index < self.of_theta else (momentum, index - self.of_theta)
-        return vector[at * PIECE_BYTES : (at + 1) * PIECE_BYTES]
-
-
-def as_bytes(vector: Float32s) -> memoryview:
-    """Return a vector's little-endian bytes, without copying on little-endian machines."""
-    return np.ascontiguousarray(vector, dtype="<f4").view(np.uint8).data
-
-
 # States that the run's owner has attested
 
 
 def numbers_digest(state: FragmentState) -> bytes:
     """Digest of theta and momentum. It reads every byte: work for a thread."""
-    pieces = Pieces(state.theta.size)
-    theta, momentum = as_bytes(state.theta), as_bytes(state.momentum)
-    return digest_of_pieces(
-        b"".join(
-            blake3.blake3(pieces.view(index, theta, momentum)).digest()
-            for index in range(pieces.count)
-        )
-    )
+    return digest_of_pieces(state.piece_digests())
 
 
 def digest_of_pieces(digests: bytes) -> bytes:
@@ -198,15 +154,5 @@ def grew_from(chain: Chain, version: int, lineage: Lineage) -> bool | None:
 def rolled_back(state: FragmentState, number: int) -> FragmentState:
     """The first state after the rollback that directive ``number`` orders to ``state``."""
     history = after_rollback(state.lineage, number)
-    lineage = bound(history, state.merged.digest())
-    version = state.version + 1
-    return FragmentState(
-        state.fragment,
-        version,
-        lineage,
-        state.chain.extended(Link(version, lineage, state.merged.tokens)),
-        state.theta,
-        state.momentum,
-        state.merged,
-        history,
-    )
+    root = extended(Standing.of(state), state.version + 1, history, state.merged)
+    return root.state(state.fragment, state.theta, state.momentum)

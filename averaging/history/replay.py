@@ -57,22 +57,12 @@ HEAD_MAX_BYTES = messages.MESSAGE_MAX_BYTES
 _ENTRY_OVERHEAD_BYTES = 1024
 
 
-class _Head(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    commit: Annotated[bytes, Meta(max_length=HEAD_MAX_BYTES)]
-    seal: Indices
-    digests: Annotated[tuple[Digest, ...], Meta(max_length=messages.ROSTER_MAX)]
-
-
-_heads = msgspec.msgpack.Decoder(_Head)
-
-
-@dataclass(frozen=True)
-class ReplayHead:
+class ReplayHead(Struct, frozen=True, array_like=True, forbid_unknown_fields=True, dict=True):
     """The end of a round without its payload: commit, seal and digests."""
 
-    encoded_commit: bytes
-    seal: tuple[int, ...]
-    digests: tuple[bytes, ...]
+    encoded_commit: Annotated[bytes, Meta(max_length=HEAD_MAX_BYTES)]
+    seal: Indices
+    digests: Annotated[tuple[Digest, ...], Meta(max_length=messages.ROSTER_MAX)]
 
     @cached_property
     def commit(self) -> Commit:
@@ -119,15 +109,17 @@ class ReplayHead:
         return after_commit(standing, commit, self.round, self.seal, self.digests)
 
     def encode(self) -> bytes:
-        return msgspec.msgpack.encode(_Head(self.encoded_commit, self.seal, self.digests))
+        return msgspec.msgpack.encode(self)
 
     @classmethod
     def decode(cls, data: bytes) -> ReplayHead:
         """Decode a peer's bytes. Raises ``BadMessage``, whatever they are."""
         head = unpacked(data, _heads, "a replay head", max_bytes=HEAD_MAX_BYTES)
-        made = cls(head.commit, head.seal, head.digests)
-        made.commit  # noqa: B018  raises BadMessage
-        return made
+        head.commit  # noqa: B018  raises BadMessage
+        return head
+
+
+_heads = msgspec.msgpack.Decoder(ReplayHead)
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ are. The module also computes the standing after a round. Theta and momentum bel
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
 import msgspec
@@ -185,7 +185,7 @@ def after_commit(
     parents = sealed_parents(commit, seal) if commit.melds else [standing.lineage]
     version, history = commit.version, after_round(parents, round_id, seal_digest(seal), digests)
     if not commit.melds:
-        return _extended(standing, version, history, merged_after(standing.merged, commit, seal))
+        return extended(standing, version, history, merged_after(standing.merged, commit, seal))
     shown = [
         link
         for parent, links in zip(commit.parents, commit.ancestors, strict=True)
@@ -198,7 +198,8 @@ def after_commit(
     return Standing(version, history, chain, standing.merged, history)
 
 
-def _extended(standing: Standing, version: int, history: bytes, merged: MergedMap) -> Standing:
+def extended(standing: Standing, version: int, history: bytes, merged: MergedMap) -> Standing:
+    """Return the standing of a version that was made of this one."""
     lineage = bound(history, merged.digest())
     chain = standing.chain.extended(Link(version, lineage, merged.tokens))
     return Standing(version, lineage, chain, merged, history)
@@ -220,10 +221,8 @@ def merged_after(united: MergedMap, commit: Commit, seal: Sequence[int]) -> Merg
 
 def with_merged_map(standing: Standing, merged: MergedMap) -> Standing:
     """Complete ``after_commit``'s standing of a meld, once the merged map is known."""
-    version, history, chain = standing.version, standing.history, standing.chain
-    lineage = bound(history, merged.digest())
-    chain = chain.before_tip().extended(Link(version, lineage, merged.tokens))
-    return Standing(version, lineage, chain, merged, history)
+    before = replace(standing, chain=standing.chain.before_tip())
+    return extended(before, standing.version, standing.history, merged)
 
 
 def after_folding(
@@ -232,7 +231,7 @@ def after_folding(
     """Return the standing of a lone peer after it made its own parameters the state."""
     history = after_fold(standing.lineage, peer, incarnation, mark)
     merged = standing.merged.with_work(peer, incarnation, mark, tokens)
-    return _extended(standing, standing.version + 1, history, merged)
+    return extended(standing, standing.version + 1, history, merged)
 
 
 def tokens_of(head: Head) -> int:

@@ -13,6 +13,13 @@ from averaging.history.merged_map import MergedMap
 from averaging.messages import Link
 from averaging.numbers.arrays import Float32s
 
+PIECE_BYTES = 512 << 10
+"""Size of a piece, which never straddles the two vectors. Digests depend on it."""
+
+PIECE_DIGEST_BYTES = 32
+
+_STATE = "shoal 2026-11 fragment state"
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class FragmentState:
@@ -36,7 +43,7 @@ class FragmentState:
     @classmethod
     def founded(cls, layout_hash: bytes, fragment: int, theta: Float32s) -> FragmentState:
         """Return version 0 of a run: a founder's own parameters, no momentum, nothing merged."""
-        history = origin(layout_hash, fragment, _bytes_digest(theta))
+        history = origin(layout_hash, fragment, blake3.blake3(as_bytes(theta)).digest())
         nothing = MergedMap()
         lineage = bound(history, nothing.digest())
         chain = Chain([Link(0, lineage, 0)])
@@ -46,21 +53,40 @@ class FragmentState:
         """Return whether this is that state, or a later one of its history."""
         return lineage == self.lineage or self.chain.find(version, lineage) is not None
 
+    def piece_digests(self) -> bytes:
+        """The digest of each piece of theta, then of each piece of momentum. It reads every byte:
+        work for a thread."""
+        pieces, vectors = Pieces(self.theta.size), (as_bytes(self.theta), as_bytes(self.momentum))
+        views = (pieces.view(index, *vectors) for index in range(pieces.count))
+        return b"".join(blake3.blake3(view).digest() for view in views)
+
     def digest(self) -> bytes:
         """Return a digest over every bit, to compare with other peers on the same lineage."""
-        return bits_digest(self.lineage, self.theta, self.momentum, self.merged)
+        said = self.lineage + self.merged.digest() + self.piece_digests()
+        return blake3.blake3(said, derive_key_context=_STATE).digest()
 
 
-def bits_digest(lineage: Lineage, theta: Float32s, momentum: Float32s, merged: MergedMap) -> bytes:
-    """Return the blake3 digest of lineage, numbers (little-endian) and merged map."""
-    hasher = blake3.blake3(derive_key_context="shoal 2026-11 fragment state")
-    hasher.update(lineage)
-    for vector in (theta, momentum):
-        hasher.update(_bytes_digest(vector))
-    hasher.update(merged.digest())
-    return hasher.digest()
+@dataclass(frozen=True, slots=True)
+class Pieces:
+    """The pieces of the two vectors of a fragment with ``values`` values."""
+
+    values: int
+
+    @property
+    def of_theta(self) -> int:
+        """Number of pieces of theta, which come first."""
+        return -(-self.values * 4 // PIECE_BYTES)
+
+    @property
+    def count(self) -> int:
+        return 2 * self.of_theta
+
+    def view(self, index: int, theta: memoryview, momentum: memoryview) -> memoryview:
+        """Return piece ``index`` of the two vectors' bytes."""
+        vector, at = (theta, index) if index < self.of_theta else (momentum, index - self.of_theta)
+        return vector[at * PIECE_BYTES : (at + 1) * PIECE_BYTES]
 
 
-def _bytes_digest(vector: Float32s) -> bytes:
-    data = np.ascontiguousarray(vector, dtype="<f4")
-    return blake3.blake3(data.view(np.uint8).data).digest()
+def as_bytes(vector: Float32s) -> memoryview:
+    """Return a vector's little-endian bytes, without copying on little-endian machines."""
+    return np.ascontiguousarray(vector, dtype="<f4").view(np.uint8).data

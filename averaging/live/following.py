@@ -586,11 +586,10 @@ class _Trust:
             return f"its version {manifest.version} has other bits than are known to be right"
         if not self._machine.catching_up.may_take(manifest.tip, self._averager.now()):
             return f"too few peers that count have signed its version {manifest.version}"
-        chain, merged = manifest.chain(), manifest.merged()
-        refused = self._averager.guard.gate.refuses(self._fragment, chain)
+        theirs = manifest.standing()
+        refused = self._averager.guard.gate.refuses(self._fragment, theirs.chain)
         if refused is not None:
             return refused
-        theirs = Standing(manifest.version, manifest.lineage, chain, merged, manifest.history)
         return None if self._is_wanted(theirs) else f"its version {manifest.version} is not newer"
 
     def signers(self, manifest: Manifest) -> Sequence[PeerId]:

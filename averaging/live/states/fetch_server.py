@@ -19,9 +19,9 @@ import msgspec
 from msgspec import Struct
 
 from averaging.history.lineage import Lineage
-from averaging.history.manifest import Pieces, as_bytes, describe, identity_of
+from averaging.history.manifest import describe, identity_of
 from averaging.history.replay import ReplayEntry
-from averaging.history.state import FragmentState
+from averaging.history.state import FragmentState, Pieces, as_bytes
 from averaging.live.streams.bulk import FIRST, Uplink
 from averaging.live.streams.fair_shares import ServedPlace, ServedPlaces
 from averaging.live.streams.questions import (

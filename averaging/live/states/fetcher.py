@@ -30,17 +30,10 @@ import blake3
 
 from averaging.errors import AveragingError, BadPayload, LineageBroken
 from averaging.history.lineage import Lineage
-from averaging.history.manifest import (
-    MANIFEST_MAX_BYTES,
-    PIECE_BYTES,
-    Manifest,
-    Pieces,
-    as_bytes,
-    read_manifest,
-)
+from averaging.history.manifest import MANIFEST_MAX_BYTES, Manifest, read_manifest
 from averaging.history.replay import ReplayEntry, ReplayHead
 from averaging.history.standing import Standing
-from averaging.history.state import FragmentState
+from averaging.history.state import PIECE_BYTES, FragmentState, Pieces, as_bytes
 from averaging.live.states.fetch_server import (
     AskManifest,
     AskPiece,
@@ -634,14 +627,4 @@ class Partial:
 
     def state(self) -> FragmentState:
         assert self.done
-        manifest = self.manifest
-        return FragmentState(
-            manifest.fragment,
-            manifest.version,
-            manifest.lineage,
-            manifest.chain(),
-            self.theta,
-            self.momentum,
-            manifest.merged(),
-            manifest.history,
-        )
+        return self.manifest.standing().state(self.manifest.fragment, self.theta, self.momentum)

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 
 from averaging.history.lineage import Lineage
-from averaging.history.manifest import PIECE_BYTES, Manifest
+from averaging.history.manifest import Manifest
 from averaging.history.replay import ReplayEntry
-from averaging.history.state import FragmentState
+from averaging.history.state import PIECE_BYTES, FragmentState
 from averaging.live.streams.questions import STALL_MAX_S
 from averaging.messages import Signatures
 from dht.host import Stream

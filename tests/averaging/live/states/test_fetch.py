@@ -16,8 +16,9 @@ import pytest
 from msgspec import Struct
 
 from averaging.history.chain import Chain
-from averaging.history.manifest import PIECE_BYTES, Manifest, Pieces, describe, read_manifest
-from averaging.history.state import FragmentState
+from averaging.history.manifest import Manifest, describe, read_manifest
+from averaging.history.standing import Standing
+from averaging.history.state import PIECE_BYTES, FragmentState, Pieces
 from averaging.live.states.fetch_server import (
     SHARE_STATES,
     AskManifest,
@@ -520,7 +521,7 @@ def test_a_manifest_is_read_strictly() -> None:
     state = state_of(9, 1000)
     good = describe(state)
     manifest = read_manifest(good, fragment=0, values=1000)
-    assert manifest.chain() == state.chain and manifest.merged() == state.merged
+    assert manifest.standing() == Standing.of(state)
     for fragment, values in ((1, 1000), (0, 10_000_000)):
         with pytest.raises(BadMessage):
             read_manifest(good, fragment=fragment, values=values)
