@@ -30,7 +30,8 @@ what they finished with it. A peer whose join is refused asks those that finishe
 it for their signatures. If there are none to be had, and its joins are refused again, it gives way
 to a certified state, however light: nobody else can ever join it. After the time of a round, or as
 soon as all members of the round that made it have signed it, it goes back to the version before, if
-the others have stayed there.
+the others have stayed there. So a final state that too few have signed gives way to a certified
+one: no join is left to be refused, so each lower final state that is shown counts as a refusal.
 """
 
 from __future__ import annotations
@@ -154,14 +155,10 @@ class CatchingUp:
             "peers behind", BEHIND_MAX, worth=self._peers.worth
         )
         """Peers that stand on an older version of this peer's lineage."""
-        self._settles_since: float | None = None
-        """Time at which this peer first showed a final state, with too few signatures, to a lower
-        one."""
         self._refusals = 0
-        """Joins that were refused since this peer stands where it does, as too few have signed it.
-        """
+        """Times that this state was refused, as too few have signed it, since this peer has it."""
         self._refused_at = math.inf
-        """Time at which the first of these joins was refused."""
+        """The first of these times."""
 
     def take_hint(self, now: float) -> None:
         """Compare with the peer that showed where it stands in the middle of a round."""
@@ -253,10 +250,13 @@ class CatchingUp:
     ) -> None:
         """One of two peers takes the other's state, which is final.
 
-        Nobody can take a state that too few have signed, though it outranks the others.
+        Nobody can take a state that too few have signed, though it outranks the others: whoever
+        shows a lower one has refused it.
         """
         outranks = not end.gives_way(mine, theirs)
-        if outranks and not self._is_final_in_vain(mine, theirs, now):
+        if outranks:
+            self._count_refusal(now)
+        if outranks and not self._gives_up_for(theirs, now):
             self._fragment.show_standing(source)
         else:
             self._go(source, theirs, now, apart=relation, gives_way=outranks)
@@ -270,7 +270,7 @@ class CatchingUp:
 
     def stands(self) -> None:
         """This peer stands on another version now."""
-        self._unproven_since = self._settles_since = None
+        self._unproven_since = None
         self.attempts_failed = 0
         self._behind.clear()
         self._rounds_apart += 1
@@ -295,8 +295,11 @@ class CatchingUp:
         """
         self._certificates.shows_all = True
         if reason == messages.UNPROVEN:
-            self._refusals += 1
-            self._refused_at = min(now, self._refused_at)
+            self._count_refusal(now)
+
+    def _count_refusal(self, now: float) -> None:
+        self._refusals += 1
+        self._refused_at = min(now, self._refused_at)
 
     def ask_for_signatures(self, now: float) -> None:
         """Ask those that finished this peer's version with it: a join of it was refused."""
@@ -313,17 +316,6 @@ class CatchingUp:
         if self._refusals < REFUSALS_MIN or self._certificates.is_proven(now):
             return False
         return self._certificates.is_certified(link_of(theirs), now)
-
-    def _is_final_in_vain(self, mine: Head, theirs: Head, now: float) -> bool:
-        """True if this peer has shown its final state to the other side for long, too few have
-        signed it, and the other one is certified."""
-        certificates = self._certificates
-        if certificates.is_certifiable(now) or certificates.is_certified(link_of(mine), now):
-            return False
-        if self._settles_since is None:
-            self._settles_since = now
-        waited = now - self._settles_since >= self._policy.doubt_s
-        return waited and certificates.is_certified(link_of(theirs), now)
 
     def _see_behind(self, peer: PeerId, theirs: Head, relation: Relation, now: float) -> None:
         """Remember since when a peer has shown one older version, and no other standing."""
@@ -364,12 +356,18 @@ class CatchingUp:
         They gave the round up that made it, and where the quorum is all they cannot go on without
         this peer; or they cannot fetch it.
         """
-        if self._is_left_alone(theirs, now):
-            return True
+        return self._is_left_alone(theirs, now) or self._gives_up_for(theirs, now)
+
+    def _gives_up_for(self, theirs: Head, now: float) -> bool:
+        """True if too few have signed this peer's state, others have refused it for as long as a
+        round may take or nobody is left to sign it, and the other one is certified."""
+        certificates, mine = self._certificates, link_of(self._fragment.here.head())
         waited = now - self._refused_at >= self._policy.round_s or self._have_all_finished()
-        if not waited or self._refusals < REFUSALS_MIN or self._certificates.is_certifiable(now):
+        if not waited or self._refusals < REFUSALS_MIN:
             return False
-        return self._certificates.is_certified(link_of(theirs), now)
+        if certificates.is_certifiable(now) or certificates.is_certified(mine, now):
+            return False
+        return certificates.is_certified(link_of(theirs), now)
 
     def _have_all_finished(self) -> bool:
         """True if all members of the round that made this peer's version have signed it."""

@@ -156,8 +156,8 @@ def test_a_final_state_that_too_few_have_signed_gives_way_after_a_while_though_i
             rounds.handle(Received(ANNA, Compare(0, certified(HEAVIER))), 0.5)
         rebases = {
             at: [each for each in rounds.handle(shown, at) if isinstance(each, Rebase)]
-            for at in (1.0, 0.9 + ENDS.doubt_s, 1.0 + ENDS.doubt_s)
+            for at in (1.0, 0.9 + ENDS.round_s, 1.0 + ENDS.round_s)
         }
-        assert not rebases[1.0] and not rebases[0.9 + ENDS.doubt_s]
-        gave_way = [each.gives_way for each in rebases[1.0 + ENDS.doubt_s]]
+        assert not rebases[1.0] and not rebases[0.9 + ENDS.round_s]
+        gave_way = [each.gives_way for each in rebases[1.0 + ENDS.round_s]]
         assert gave_way == ([] if others_sign else [True])
