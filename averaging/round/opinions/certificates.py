@@ -20,8 +20,9 @@ for a meld of two sides of a fork, to which it may have to go back
 
 Members sign as they finish a round. The coordinator gathers their signatures and sends them along
 when all have finished; a peer that is shown a head with too few of them asks others
-(``averaging.round.gathering.catching_up``). Joins and calls carry the sender's signature alone
-where most of them are read by peers that stand on the same link.
+(``averaging.round.gathering.catching_up``). Everybody keeps and shows all signatures under its own
+standing: others may count other peers. Joins and calls carry the sender's signature alone where
+most of them are read by peers that stand on the same link.
 
 ``averaging.round.gathering.objections`` judges the states that a round of several lineages
 continues. Among several groups a link can have no more signatures than its group has peers, and
@@ -102,12 +103,11 @@ class Certificates:
 
         Joins, calls and words of a finished round are mostly read by peers that stand on the same
         link, and show its newest links alone; joins and calls the own signature. Where others may
-        stand elsewhere, a join has as many as a round needs to continue its link. Other messages
-        have as many as certify what they show.
+        stand elsewhere, a join has as many as a round needs to continue its link.
         """
         brief_kinds = messages.Join, messages.Call, messages.Finished
         proves = self.shows_all or self._peers.has_several_groups(now)
-        most: int | None = None
+        most = messages.ROSTER_MAX
         if isinstance(message, messages.Join) and proves:
             most = self.parent_needed(now) + SIGNATURES_SPARE
         elif isinstance(message, messages.Join | messages.Call):
@@ -115,15 +115,12 @@ class Certificates:
         shown = self.show(head, now, signatures_max=most)
         return brief(shown) if isinstance(message, brief_kinds) and not proves else shown
 
-    def show(self, head: Head, now: float, *, signatures_max: int | None = None) -> Head:
+    def show(self, head: Head, now: float, *, signatures_max: int = messages.ROSTER_MAX) -> Head:
         """Return a head with the signatures under it; the own one if this peer stands on it.
 
-        The own signature comes first, then those of peers that count. ``signatures_max``: not set,
-        as many as certify a state, and a spare one.
+        The own signature comes first, then those of peers that count.
         """
         link = link_of(head)
-        if signatures_max is None:
-            signatures_max = self._needed(len(self._electorate(now))) + SIGNATURES_SPARE
         return msgspec.structs.replace(head, signatures=self.under(link, now)[:signatures_max])
 
     def beside(self, message: Committed, to: PeerId, now: float) -> Committed:
@@ -178,13 +175,16 @@ class Certificates:
         self._kept.renew(link, known)
 
     def hear(self, link: Link, signatures: Signatures, now: float) -> None:
-        """Keep the signatures under a link of known peers, until there are enough.
+        """Keep the signatures under a link of known peers, until there are enough; under the link
+        that this peer stands on, all.
 
         The own one is kept as well: it does not count here, and others are shown it.
         After a false one the rest is not looked at: the peer that shows it lies, and checking costs
         time.
         """
-        if not signatures or self.is_certified(link, now):
+        is_here = self.standing is not None and link == link_of(self.standing.head())
+        least = messages.ROSTER_MAX if is_here else 0
+        if len(self._kept.get(link, ())) >= least and self.is_certified(link, now):
             return
         claim = self._claim(link)
         for peer, signature in signatures:

@@ -222,6 +222,21 @@ def start_head() -> Head:
     return certified(standing("start"), (ANNA,))
 
 
+def test_a_peer_shows_all_signatures_under_its_standing_as_others_count_other_peers() -> None:
+    """A peer that had been away counted two of four, of which one could be reached. Nobody showed
+    it the signature of the other, as two others were enough: it stayed behind (probation, 400089).
+    """
+    rounds = machine(AHEAD, FIVE)
+    for signer in FOUR:
+        rounds.handle(Received(signer, said.Compare(0, certified(AHEAD, (signer,)))), 1.0)
+
+    head = standing("start").head()
+    (answer,) = sent(rounds.handle(Received(DORA, said.Compare(0, head)), 1.0), DORA)
+
+    assert isinstance(answer, said.Behind)
+    assert {peer for peer, _ in answer.head.signatures} == {ME, *FOUR}
+
+
 def test_an_answer_to_where_this_peer_stood_before_is_compared_anew() -> None:
     """The answer was sent when the peer stood elsewhere: that lineage was found, not this one."""
     heavy = standing("start", *(f"h{number}" for number in range(8)))
