@@ -213,7 +213,8 @@ class CatchingUp:
             return
         splits = not fragment.ending.closed_ranks and self._peers.has_several_groups(now)
         # Whoever tells lets nobody join from there: peers differ in who counts.
-        may_meet = splits and not is_told and self._doubting.doubt is None
+        parted = isinstance(relation, Apart) and self._is_long_apart(now)
+        may_meet = splits and not is_told and not parted and self._doubting.doubt is None
         if may_meet and meets(relation, mine, theirs):
             return
         match relation:
