@@ -103,11 +103,12 @@ class Certificates:
 
         Joins, calls and words of a finished round are mostly read by peers that stand on the same
         link, and show its newest links alone; joins and calls the own signature. Where others may
-        stand elsewhere, a join has as many as a round needs to continue its link.
+        stand elsewhere, a join has as many as a round needs to continue its link. A peer that is
+        behind is shown all, others as many as certify what they are shown.
         """
         brief_kinds = messages.Join, messages.Call, messages.Finished
         proves = self.shows_all or self._peers.has_several_groups(now)
-        most = messages.ROSTER_MAX
+        most: int | None = messages.ROSTER_MAX if isinstance(message, messages.Behind) else None
         if isinstance(message, messages.Join) and proves:
             most = self.parent_needed(now) + SIGNATURES_SPARE
         elif isinstance(message, messages.Join | messages.Call):
@@ -115,12 +116,15 @@ class Certificates:
         shown = self.show(head, now, signatures_max=most)
         return brief(shown) if isinstance(message, brief_kinds) and not proves else shown
 
-    def show(self, head: Head, now: float, *, signatures_max: int = messages.ROSTER_MAX) -> Head:
+    def show(self, head: Head, now: float, *, signatures_max: int | None = None) -> Head:
         """Return a head with the signatures under it; the own one if this peer stands on it.
 
-        The own signature comes first, then those of peers that count.
+        The own signature comes first, then those of peers that count. ``signatures_max``: not set,
+        as many as certify a state, and a spare one.
         """
         link = link_of(head)
+        if signatures_max is None:
+            signatures_max = self._needed(len(self._electorate(now))) + SIGNATURES_SPARE
         return msgspec.structs.replace(head, signatures=self.under(link, now)[:signatures_max])
 
     def beside(self, message: Committed, to: PeerId, now: float) -> Committed:
