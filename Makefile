@@ -54,6 +54,7 @@ slow: setup
 
 soak: setup
 	$(BIN)/pytest -m soak --timeout 0
+	$(BIN)/python -m tests.averaging.virtual.soak
 
 # Those of seconds first: a GPU is often lent for minutes.
 gpu: setup

@@ -90,13 +90,17 @@ def test_newcomers_beside_several_groups_join_them_and_make_none() -> None:
 # Storms
 
 
+STORMS = (
+    Storm(probation=SHORT),
+    Storm(probation=SHORT, peers=(6, 9)),
+    Storm(probation=SHORT, peers=(6, 9), group_size=4),
+)
+"""One for each seed, in turn."""
+
+
 @pytest.mark.parametrize("seed", seeds(1, soak=300))
 def test_no_storm_breaks_a_promise_to_a_swarm_with_probation(seed: int) -> None:
-    how = (
-        Storm(probation=SHORT),
-        Storm(probation=SHORT, peers=(6, 9)),
-        Storm(probation=SHORT, peers=(6, 9), group_size=4),
-    )[seed % 3]
+    how = STORMS[seed % len(STORMS)]
     weather_out(storm(seed, how), how)
 
 

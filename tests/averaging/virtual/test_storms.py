@@ -1,14 +1,11 @@
 """Whole swarms in bad weather, from seeds: no promise is broken, and every state is reached.
 
-``make soak`` runs on
-from where these stop, for as long as SHOAL_SOAK_S says (ten minutes), in one group and in several
-by turns, and prints seeds that fail.
+``tests.averaging.virtual.soak`` goes on with storms of all kinds from where these stop, and prints
+seeds that fail.
 """
 
 from __future__ import annotations
 
-import os
-import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
@@ -331,27 +328,3 @@ def test_a_life_does_not_go_on_in_the_phase_in_which_the_one_before_it_crashed()
     """A peer was down for three minutes, and the judge took it for one that waited."""
     how = SOAKS[5415 % len(SOAKS)]
     weather_out(storm(5415, how), how)
-
-
-@pytest.mark.soak
-def test_no_storm_breaks_a_promise_for_as_long_as_it_blows() -> None:
-    end = time.monotonic() + float(os.environ.get("SHOAL_SOAK_S", "600"))
-    first = seed = int(os.environ.get("SHOAL_SOAK_SEED", "6000"))
-    failed: dict[int, str] = {}
-    coverage: Counter[str] = Counter()
-    while time.monotonic() < end:
-        how = SOAKS[seed % len(SOAKS)]
-        swarm = storm(seed, how)
-        try:
-            weather_out(swarm, how)
-        except Exception as error:  # any failure at all is a finding; each is reported below
-            failed[seed] = f"{type(error).__name__} at {swarm.now:.3f} s: {error}"
-            print(f"seed {seed}: {failed[seed]}", flush=True)  # noqa: T201
-        coverage += swarm.truth.coverage
-        swarm.close()
-        seed += 1
-        if seed % 100 == 0:
-            print(f"{seed - first} storms, {len(failed)} failed", flush=True)  # noqa: T201
-    for event, times in sorted(coverage.items()):
-        print(f"{times:>8}  {event}")  # noqa: T201
-    assert not failed, failed
