@@ -28,7 +28,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from averaging.history.adoption import OwnWork
 from averaging.history.state import FragmentState
-from averaging.numbers.arrays import Float32s
+from averaging.numbers.arrays import Float32Rows, Float32s
 from averaging.numbers.codec import Addends, Scratch
 from averaging.numbers.codecs import codec_named
 from averaging.numbers.layout import Layout
@@ -117,6 +117,8 @@ class Trial:
     toward: float = 0.0
     """Length of the last merge's displacement in what Muon makes orthogonal, as a share of the
     length of the rest: members then turn to where all went."""
+    shares_momentum: bool = False
+    """Members adopt the mean of their inner momenta with each merge: as many bytes again."""
     half_replaced_at: int | None = None
     """Step at which the second half of the members is replaced by newcomers."""
     newcomers: Newcomers = "bounded"
@@ -181,6 +183,8 @@ class _Members:
         run = problem.run(0)
         assert isinstance(run.inner, MuonInner)
         self._inner = run.inner
+        self.fades = run.inner.momentum
+        """What is left of a momentum after a step."""
         self.layouts = {trial.fragments: layout_of(problem, trial.fragments) for trial in trials}
         self._streams: list[TokenStream] = []
         values: list[Float32s] = []
@@ -212,7 +216,8 @@ class _Members:
         self.values: Float32s = np.stack(values)
         self._values = torch.from_numpy(self.values)
         self._readers_of_row = torch.bincount(self._row_of_reader).float().unsqueeze(1)
-        self._momentum = torch.zeros_like(self._values)
+        self.momentum: Float32s = np.zeros_like(self.values)
+        self._momentum = torch.from_numpy(self.momentum)
         self._squares = torch.zeros_like(self._values)
         self._steps = torch.zeros(len(values), 1)
         self.moved: Float32s = np.zeros_like(self.values)
@@ -411,6 +416,8 @@ class _Swarm:
         """The version in which a member's work was merged last: its pending work began there."""
         self._coming: dict[int, list[tuple[int, FragmentState, frozenset[int]]]] = {}
         """Merges under way, by the step of their adoption, with those whose work is in them."""
+        self._turns: dict[tuple[int, int], Float32Rows] = {}
+        """What the members' inner momenta lack to their mean, by the version of a fragment."""
         self._joined = [0] * len(self._values)
         self._points: list[tuple[int, float]] = []
         self._versions: list[Float32s] = [first.copy()]
@@ -493,8 +500,15 @@ class _Swarm:
         step_encoded(made, self._codec, merged, sizes, optimizer, self._scratch)
         after = replace(state, version=state.version + 1, theta=made.theta, momentum=made.momentum)
         self._states[fragment] = after
+        if trial.shares_momentum:
+            self._turns[fragment, after.version] = self._lacks(fragment)
         coming = self._coming.setdefault(step + trial.overlap, [])
         coming.append((fragment, after, frozenset(contained)))
+
+    def _lacks(self, fragment: int) -> Float32Rows:
+        momenta = self._members.momentum[self._rows]
+        own = np.stack([self._places.read(fragment, row) for row in momenta])
+        return _mean(own) - own
 
     def _mark(self, member: int, step: int) -> int:
         return self._members.own_step(self._first_reader + member, step)
@@ -516,6 +530,12 @@ class _Swarm:
             self._begun[member][fragment] = state
         adopted.apply(values)
         self._places.write(fragment, self._values[member], values)
+        lacks = self._turns.get((fragment, state.version))
+        if lacks is not None:
+            momentum = self._members.momentum[self._rows.start + member]
+            faded = np.float32(self._members.fades**self.trial.overlap)
+            sum_ = self._places.read(fragment, momentum) + faded * lacks[member]
+            self._places.write(fragment, momentum, sum_)
 
     def _replace(self, member: int, step: int) -> None:
         """A newcomer takes the place of a member, with the merged model and no memory."""

@@ -160,7 +160,7 @@ def sizes() -> list[Cell]:
         cells += law(idea, expected=expected, slower=slower, steps=240, size=size)
     expected = {"every 30": {8: 30}, "every 8": {8: 22}}
     cells += law("longer, 3.2 M", expected=expected, slower=0.5, steps=720, size=large)
-    return [*cells, *other_rates(large), *failing(larger)]
+    return [*cells, *other_rates(large), *failing(larger), *shared_momentum(large)]
 
 
 def other_rates(size: Mapping[str, Any]) -> list[Cell]:
@@ -191,6 +191,29 @@ def other_rates(size: Mapping[str, Any]) -> list[Cell]:
             size=size,
         ),
     ]
+
+
+def shared_momentum(large: Mapping[str, Any]) -> list[Cell]:
+    """Momenta remember twenty steps: shared, they hold the noise of one large batch, not of eight
+    small ones. Also merges of as many bytes without it, and more of them."""
+    cells = []
+    for idea, size, steps, rate, expected in (
+        ("shared momentum, 70 000", TOKENS_1024, 360, RATE["every 8"], (-4, -2, -2, -3)),
+        ("shared momentum, 3.2 M", large, 240, 6e-3, (-10, -4, -5, -7)),
+    ):
+        control = "every 8"
+        changes = {"steps": steps, "rate": rate}
+        cells.append(Cell(idea, control, {**changes, "cycle": 8}, size=size))
+        for name, cycle, shares, percent in (
+            ("every 8, shared", 8, True, expected[0]),
+            ("every 16, shared", 16, True, expected[1]),
+            ("every 16, shared, half the rate", 16, True, expected[2]),
+            ("every 4", 4, False, expected[3]),
+        ):
+            halved = rate / 2 if "half" in name else rate
+            settings = {**changes, "rate": halved, "cycle": cycle, "shares_momentum": shares}
+            cells.append(Cell(idea, name, settings, control, f"{percent:+g}%", size=size))
+    return cells
 
 
 def failing(size: Mapping[str, Any]) -> list[Cell]:
