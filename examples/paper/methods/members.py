@@ -117,6 +117,8 @@ class Trial:
     toward: float = 0.0
     """Length of the last merge's displacement in what Muon makes orthogonal, as a share of the
     length of the rest: members then turn to where all went."""
+    orthogonal: float = 0.0
+    """Share of a merged displacement that Muon's orthogonalisation replaces, as long as it."""
     shares_momentum: bool = False
     """Members adopt the mean of their inner momenta with each merge: as many bytes again."""
     half_replaced_at: int | None = None
@@ -333,6 +335,15 @@ class _Members:
                 update[:, place] = of_rows.flatten(1) * (ADAMW_RMS * max(shape) ** 0.5)
         values.mul_(1 - rates * self._decays).sub_(rates * update)
 
+    def orthogonalise(self, values: Float32s, share: float) -> None:
+        """Replace this share of the matrices of blocks in a displacement, in place."""
+        for shape, places in self._by_shape.items():
+            for place in places:
+                matrix = torch.from_numpy(values[place]).view(shape)
+                turned = orthogonalised(matrix.unsqueeze(0)).to(torch.float32)[0]
+                turned *= share * matrix.norm() / (turned.norm() + 1e-30)
+                matrix.mul_(1 - share).add_(turned)
+
     def renew(self, row: int) -> None:
         """Give a row the optimizer of a newcomer."""
         for memory in (self._momentum, self._squares, self._steps):
@@ -495,6 +506,8 @@ class _Swarm:
         units = Units(sizes, self._layout.fragments[fragment].kinds)
         addends = Addends(payloads, tuple(trial.weights(claims, new)))
         merge_encoded(rule_named("mean"), self._codec, addends, units, merged, self._scratch)
+        if trial.orthogonal:
+            self._orthogonalise(fragment, merged)
         made = Step(state.theta, np.empty_like(state.theta), state.momentum.copy())
         optimizer = trial.outer(step / trial.steps, state.version)
         step_encoded(made, self._codec, merged, sizes, optimizer, self._scratch)
@@ -504,6 +517,16 @@ class _Swarm:
             self._turns[fragment, after.version] = self._lacks(fragment)
         coming = self._coming.setdefault(step + trial.overlap, [])
         coming.append((fragment, after, frozenset(contained)))
+
+    def _orthogonalise(self, fragment: int, merged: bytearray) -> None:
+        sizes = self._layout.fragments[fragment].unit_sizes
+        displacement = np.empty(sum(sizes), np.float32)
+        self._codec.decode(merged, sizes, displacement, self._scratch)
+        values = np.zeros_like(self._members.values[0])
+        self._places.write(fragment, values, displacement)
+        self._members.orthogonalise(values, self.trial.orthogonal)
+        turned = self._places.read(fragment, values)
+        self._codec.encode(turned, sizes, merged, self._scratch)
 
     def _lacks(self, fragment: int) -> Float32Rows:
         momenta = self._members.momentum[self._rows]

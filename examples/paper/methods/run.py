@@ -160,7 +160,13 @@ def sizes() -> list[Cell]:
         cells += law(idea, expected=expected, slower=slower, steps=240, size=size)
     expected = {"every 30": {8: 30}, "every 8": {8: 22}}
     cells += law("longer, 3.2 M", expected=expected, slower=0.5, steps=720, size=large)
-    return [*cells, *other_rates(large), *failing(larger), *shared_momentum(large)]
+    return [
+        *cells,
+        *other_rates(large),
+        *failing(larger),
+        *shared_momentum(large),
+        *orthogonal(large),
+    ]
 
 
 def other_rates(size: Mapping[str, Any]) -> list[Cell]:
@@ -212,6 +218,26 @@ def shared_momentum(large: Mapping[str, Any]) -> list[Cell]:
         ):
             halved = rate / 2 if "half" in name else rate
             settings = {**changes, "rate": halved, "cycle": cycle, "shares_momentum": shares}
+            cells.append(Cell(idea, name, settings, control, f"{percent:+g}%", size=size))
+    return cells
+
+
+def orthogonal(large: Mapping[str, Any]) -> list[Cell]:
+    """The mean of orthogonal updates is not orthogonal: directions in which a small batch has more
+    noise than gradient are short in it, where data parallel takes full steps."""
+    cells = []
+    for idea, size, steps, rate, expected in (
+        ("orthogonal merges, 70 000", TOKENS_1024, 360, RATE["every 8"], (-3, -5, -5)),
+        ("orthogonal merges, 3.2 M", large, 240, 6e-3, (-5, -8, -8)),
+    ):
+        control, every_8 = "every 8", {"steps": steps, "rate": rate, "cycle": 8}
+        cells.append(Cell(idea, control, every_8, size=size))
+        for name, changes, percent in (
+            ("half", {"orthogonal": 0.5}, expected[0]),
+            ("whole", {"orthogonal": 1.0}, expected[1]),
+            ("whole, half the rate", {"orthogonal": 1.0, "rate": rate / 2}, expected[2]),
+        ):
+            settings = {**every_8, **changes}
             cells.append(Cell(idea, name, settings, control, f"{percent:+g}%", size=size))
     return cells
 
