@@ -242,6 +242,31 @@ def orthogonal(large: Mapping[str, Any]) -> list[Cell]:
     return cells
 
 
+def parts() -> list[Cell]:
+    """What the distance from data parallel is made of: one thing less at a time, and nearer to it."""
+    idea, control = "parts of the distance", "every 8"
+    base: dict[str, Any] = {"cycle": 8, "rate": RATE["every 8"]}
+    at_once = {"overlap": 0, "outer": no_momentum, "rate": RATE["data parallel"]}
+    cells = [Cell(idea, control, base, size=TOKENS_1024)]
+    for name, changes, percent in (
+        ("adopted at once", {"overlap": 0}, -2),
+        ("f32", {"codec": "f32"}, 0),
+        ("one fragment", {"fragments": 1}, 0),
+        ("mu 0", {"outer": no_momentum}, 2),
+        ("at once, mu 0, shared momentum, half the rate", {**at_once, "shares_momentum": True}, -2),
+        ("every step, at once, mu 0, half the rate", {**at_once, "cycle": 1}, -4),
+        (
+            "the same, shared momentum",
+            {**at_once, "cycle": 1, "fragments": 1, "shares_momentum": True},
+            -7,
+        ),
+        ("data parallel", {"central": True, "rate": RATE["data parallel"]}, -8),
+    ):
+        prediction = f"{percent:+g}%"
+        cells.append(Cell(idea, name, {**base, **changes}, control, prediction, size=TOKENS_1024))
+    return cells
+
+
 def failing(size: Mapping[str, Any]) -> list[Cell]:
     idea, control = "size, 0.8 M, half the rates", "every 8, M = 8"
     changes = {"steps": 240, "rate": RATE["every 8"] / 2, "misses": 0.3, **KINDS["every 8"]}
