@@ -160,13 +160,8 @@ def sizes() -> list[Cell]:
         cells += law(idea, expected=expected, slower=slower, steps=240, size=size)
     expected = {"every 30": {8: 30}, "every 8": {8: 22}}
     cells += law("longer, 3.2 M", expected=expected, slower=0.5, steps=720, size=large)
-    return [
-        *cells,
-        *other_rates(large),
-        *failing(larger),
-        *shared_momentum(large),
-        *orthogonal(large),
-    ]
+    of_large = (*other_rates(large), *shared_momentum(large), *orthogonal(large))
+    return [*cells, *of_large, *failing(larger), *parts()]
 
 
 def other_rates(size: Mapping[str, Any]) -> list[Cell]:
@@ -243,7 +238,7 @@ def orthogonal(large: Mapping[str, Any]) -> list[Cell]:
 
 
 def parts() -> list[Cell]:
-    """What the distance from data parallel is made of: one thing less at a time, and nearer to it."""
+    """What the distance from data parallel is made of: nearer to it by one thing at a time."""
     idea, control = "parts of the distance", "every 8"
     base: dict[str, Any] = {"cycle": 8, "rate": RATE["every 8"]}
     at_once = {"overlap": 0, "outer": no_momentum, "rate": RATE["data parallel"]}
