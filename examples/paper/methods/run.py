@@ -161,7 +161,7 @@ def sizes() -> list[Cell]:
     expected = {"every 30": {8: 30}, "every 8": {8: 22}}
     cells += law("longer, 3.2 M", expected=expected, slower=0.5, steps=720, size=large)
     of_large = (*other_rates(large), *shared_momentum(large), *orthogonal(large))
-    return [*cells, *of_large, *failing(larger), *parts()]
+    return [*cells, *of_large, *failing(larger), *parts(), *no_outer_momentum(large)]
 
 
 def other_rates(size: Mapping[str, Any]) -> list[Cell]:
@@ -259,6 +259,38 @@ def parts() -> list[Cell]:
     ):
         prediction = f"{percent:+g}%"
         cells.append(Cell(idea, name, {**base, **changes}, control, prediction, size=TOKENS_1024))
+    return cells
+
+
+def no_outer_momentum(large: Mapping[str, Any]) -> list[Cell]:
+    """Merges every 8 steps are so many that the outer momentum is not needed to get far."""
+    idea, control, rate = "mu 0, 70 000", "every 8, mu 0.5", RATE["every 8"]
+    every_8: dict[str, Any] = {"cycle": 8, "rate": rate}
+    cells = [Cell(idea, control, every_8, size=TOKENS_1024)]
+    without = {**every_8, "outer": no_momentum}
+    for name, changes, percent in (
+        ("every 8, mu 0.25", {"outer": less_momentum}, -2),
+        ("every 8, mu 0, twice the rate", {"rate": 2 * rate}, -3),
+        ("every 8, mu 0, half the rate", {"rate": rate / 2}, 0),
+        ("every 8, mu 0, orthogonal", {"orthogonal": 1.0}, -4),
+        ("every 4, mu 0", {"cycle": 4}, -3.5),
+        ("every 16, mu 0", {"cycle": 16}, -1),
+        ("every 30, mu 0", {"cycle": 30}, 4),
+        ("every 30, mu 0.5", {"cycle": 30, "outer": usual}, 3),
+    ):
+        settings = {**without, **changes}
+        cells.append(Cell(idea, name, settings, control, f"{percent:+g}%", size=TOKENS_1024))
+    idea, rate = "mu 0, 3.2 M", 6e-3
+    every_8 = {"steps": 240, "cycle": 8, "rate": rate}
+    cells.append(Cell(idea, control, every_8, size=large))
+    for name, changes, percent in (
+        ("every 8, mu 0", {}, -4),
+        ("every 8, mu 0, twice the rate", {"rate": 2 * rate}, -2),
+        ("every 8, mu 0, orthogonal", {"orthogonal": 1.0}, -8),
+        ("every 4, mu 0", {"cycle": 4}, -8),
+    ):
+        settings = {**every_8, "outer": no_momentum, **changes}
+        cells.append(Cell(idea, name, settings, control, f"{percent:+g}%", size=large))
     return cells
 
 
@@ -366,6 +398,10 @@ def founder() -> list[Cell]:
             "-1%",
         ),
     ]
+
+
+def usual(part: float, version: int) -> Nesterov:
+    return Nesterov(1.0, 0.5)
 
 
 def no_momentum(part: float, version: int) -> Nesterov:
