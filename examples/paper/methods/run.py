@@ -161,7 +161,14 @@ def sizes() -> list[Cell]:
     expected = {"every 30": {8: 30}, "every 8": {8: 22}}
     cells += law("longer, 3.2 M", expected=expected, slower=0.5, steps=720, size=large)
     of_large = (*other_rates(large), *shared_momentum(large), *orthogonal(large))
-    return [*cells, *of_large, *failing(larger), *parts(), *no_outer_momentum(large)]
+    return [
+        *cells,
+        *of_large,
+        *failing(larger),
+        *parts(),
+        *no_outer_momentum(large),
+        *higher_rates(),
+    ]
 
 
 def other_rates(size: Mapping[str, Any]) -> list[Cell]:
@@ -291,6 +298,36 @@ def no_outer_momentum(large: Mapping[str, Any]) -> list[Cell]:
     ):
         settings = {**every_8, "outer": no_momentum, **changes}
         cells.append(Cell(idea, name, settings, control, f"{percent:+g}%", size=large))
+    return cells
+
+
+def higher_rates() -> list[Cell]:
+    """How far short cycles without outer momentum go, by their number, members and tokens."""
+    cells = []
+    rate = 4.8e-2
+    without: dict[str, Any] = {"cycle": 8, "rate": rate, "outer": no_momentum}
+    idea, control = "higher rates, 1024 tokens", "every 8, mu 0"
+    cells.append(Cell(idea, control, without, size=TOKENS_1024))
+    for name, changes, percent in (
+        ("twice the rate", {"rate": 2 * rate}, 1),
+        ("orthogonal", {"orthogonal": 1.0}, -1),
+        ("every 4", {"cycle": 4}, -0.5),
+        ("30% fail", {"misses": 0.3}, 1.5),
+        ("mu 0.5, half the rate, 30% fail", {"misses": 0.3, "outer": usual, "rate": rate / 2}, 6),
+        ("M = 16", {"members": 16}, -3),
+        ("M = 4, half the rate", {"members": 4, "rate": rate / 2}, 6),
+        ("M = 2, a quarter of the rate", {"members": 2, "rate": rate / 4}, 11),
+    ):
+        settings = {**without, **changes}
+        cells.append(Cell(idea, name, settings, control, f"{percent:+g}%", size=TOKENS_1024))
+    idea, control = "higher rates, 256 tokens", "every 8, mu 0.5"
+    cells.append(Cell(idea, control, {"cycle": 8, "rate": rate / 2}))
+    for name, changes, percent in (
+        ("every 8, mu 0", {"rate": rate / 2}, -2),
+        ("every 8, mu 0, twice the rate", {}, -3),
+        ("every 4, mu 0, twice the rate", {"cycle": 4}, -4),
+    ):
+        cells.append(Cell(idea, name, {**without, **changes}, control, f"{percent:+g}%"))
     return cells
 
 
