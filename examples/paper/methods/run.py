@@ -295,6 +295,9 @@ def no_outer_momentum(large: Mapping[str, Any]) -> list[Cell]:
         ("every 8, mu 0, twice the rate", {"rate": 2 * rate}, -2),
         ("every 8, mu 0, orthogonal", {"orthogonal": 1.0}, -8),
         ("every 4, mu 0", {"cycle": 4}, -8),
+        ("every 8, mu 0, four times the rate", {"rate": 4 * rate}, 0),
+        ("every 4, mu 0, twice the rate", {"cycle": 4, "rate": 2 * rate}, -11),
+        ("every 2, mu 0, twice the rate", {"cycle": 2, "overlap": 1, "rate": 2 * rate}, -14),
     ):
         settings = {**every_8, "outer": no_momentum, **changes}
         cells.append(Cell(idea, name, settings, control, f"{percent:+g}%", size=large))
@@ -326,6 +329,8 @@ def higher_rates() -> list[Cell]:
         ("every 8, mu 0", {"rate": rate / 2}, -2),
         ("every 8, mu 0, twice the rate", {}, -3),
         ("every 4, mu 0, twice the rate", {"cycle": 4}, -4),
+        ("every 2, mu 0, twice the rate", {"cycle": 2, "overlap": 1}, -8),
+        ("every 4, mu 0, four times the rate", {"cycle": 4, "rate": 2 * rate}, -4),
     ):
         cells.append(Cell(idea, name, {**without, **changes}, control, f"{percent:+g}%"))
     return cells
