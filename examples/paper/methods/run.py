@@ -336,6 +336,31 @@ def higher_rates() -> list[Cell]:
     return cells
 
 
+def few_without_momentum() -> list[Cell]:
+    """Whether two and four members are better without outer momentum, too."""
+    cells = []
+    for number, count, tokens, size, expected in (
+        ("two", 2, 1024, TOKENS_1024, (-1, -1)),
+        ("four", 4, 1024, TOKENS_1024, (-2, -3)),
+        ("two", 2, 256, {}, (-1, 0)),
+        ("four", 4, 256, {}, (-1, -1)),
+    ):
+        idea, control = f"{number} every 8, {tokens} tokens", "mu 0.5"
+        every_8: dict[str, Any] = {"cycle": 8, "members": count, "rate": RATE["every 30"]}
+        outer = damped if count == 2 else usual
+        cells.append(Cell(idea, control, {**every_8, "outer": outer}, size=size))
+        for name, factor, percent in (
+            ("mu 0", 1, expected[0]),
+            ("mu 0, twice the rate", 2, expected[1]),
+        ):
+            changes = {**every_8, "outer": no_momentum, "rate": factor * RATE["every 30"]}
+            cells.append(Cell(idea, name, changes, control, f"{percent:+g}%", size=size))
+        if count > 2:
+            changes = {**every_8, "outer": outer, "rate": 2 * RATE["every 30"]}
+            cells.append(Cell(idea, "mu 0.5, twice the rate", changes, control, "-2%", size=size))
+    return cells
+
+
 def failing(size: Mapping[str, Any]) -> list[Cell]:
     idea, control = "size, 0.8 M, half the rates", "every 8, M = 8"
     changes = {"steps": 240, "rate": RATE["every 8"] / 2, "misses": 0.3, **KINDS["every 8"]}
