@@ -168,6 +168,7 @@ def sizes() -> list[Cell]:
         *parts(),
         *no_outer_momentum(large),
         *higher_rates(),
+        *few_without_momentum(),
     ]
 
 
