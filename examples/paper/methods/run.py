@@ -169,6 +169,7 @@ def sizes() -> list[Cell]:
         *no_outer_momentum(large),
         *higher_rates(),
         *few_without_momentum(),
+        *large_steps(),
     ]
 
 
@@ -359,6 +360,22 @@ def few_without_momentum() -> list[Cell]:
         if count > 2:
             changes = {**every_8, "outer": outer, "rate": 2 * RATE["every 30"]}
             cells.append(Cell(idea, "mu 0.5, twice the rate", changes, control, "-2%", size=size))
+    return cells
+
+
+def large_steps() -> list[Cell]:
+    """Whether steps of 4096 tokens, as in a new run, gain by short cycles, too."""
+    idea, control, rate = "short cycles, 4096 tokens", "every 24, mu 0.5", RATE["every 30"]
+    size = {"batch": 128}
+    base: dict[str, Any] = {"steps": 240, "cycle": 24, "rate": rate}
+    cells = [Cell(idea, control, base, size=size)]
+    for name, changes, percent in (
+        ("data parallel", {"central": True}, -3),
+        ("every 24, mu 0.5, twice the rate", {"rate": 2 * rate}, 0),
+        ("every 8, mu 0, twice the rate", {"cycle": 8, "outer": no_momentum, "rate": 2 * rate}, -2),
+        ("every 8, mu 0.5", {"cycle": 8}, -1),
+    ):
+        cells.append(Cell(idea, name, {**base, **changes}, control, f"{percent:+g}%", size=size))
     return cells
 
 
