@@ -510,17 +510,26 @@ def test_a_key_of_many_parts_is_refused_before_it_takes_time_and_memory(
 
 
 @pytest.mark.parametrize(
-    ("sequences", "cycle", "remarked"), [(9, 9, False), (8, 9, True), (8, 8, False)]
+    ("sequences", "cycle", "momentum", "remarked"),
+    [
+        (9, 9, 0.5, ""),
+        (9, 8, 0.5, ""),
+        (8, 9, 0.5, "outer.steps_per_cycle is 9"),
+        (8, 9, 0.0, "outer.steps_per_cycle is 9"),
+        (8, 8, 0.5, "outer.momentum is 0.5"),
+        (8, 8, 0.0, ""),
+    ],
 )
-def test_long_cycles_of_short_steps_are_remarked_on(
-    sequences: int, cycle: int, remarked: bool
+def test_long_cycles_of_short_steps_and_momentum_in_short_cycles_are_remarked_on(
+    sequences: int, cycle: int, momentum: float, remarked: str
 ) -> None:
     run = parse(
         f"data = {{ recipe = 'python_stdlib', sequence_length = 128 }}\n"
         f"inner = {{ optimizer = 'muon', batch_size = {sequences} }}\n"
-        f"outer = {{ steps_per_cycle = {cycle} }}\n"
+        f"outer = {{ steps_per_cycle = {cycle}, momentum = {momentum} }}\n"
     )
-    assert bool(list(remarks(run))) == remarked
+    told = list(remarks(run))
+    assert (len(told) == 1 and remarked in told[0]) if remarked else not told
 
 
 @pytest.mark.parametrize("run", [starting("a-run"), preset("124m")])
