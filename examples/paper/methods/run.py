@@ -170,6 +170,7 @@ def sizes() -> list[Cell]:
         *higher_rates(),
         *few_without_momentum(),
         *large_steps(),
+        *cycles_of_a_new_run(),
     ]
 
 
@@ -376,6 +377,24 @@ def large_steps() -> list[Cell]:
         ("every 8, mu 0.5", {"cycle": 8}, -1),
     ):
         cells.append(Cell(idea, name, {**base, **changes}, control, f"{percent:+g}%", size=size))
+    return cells
+
+
+def cycles_of_a_new_run() -> list[Cell]:
+    """The cycle of a new run, whose steps have 4096 tokens, with its fragments and overlap."""
+    cells = []
+    for number, count, outer, expected in (
+        ("two", 2, damped, (-0.5, -2, -3)),
+        ("eight", 8, usual, (3, -1, -4)),
+    ):
+        idea, control = f"a new run, {number}", "every 24, mu 0.5"
+        base: dict[str, Any] = {"members": count, "steps": 240, "fragments": 8}
+        base |= {"rate": RATE["every 30"], "cycle": 24, "overlap": 6}
+        cells.append(Cell(idea, control, {**base, "outer": outer}, size={"batch": 128}))
+        for cycle, percent in zip((24, 12, 8), expected, strict=True):
+            changes = {**base, "cycle": cycle, "overlap": cycle // 4, "outer": no_momentum}
+            name, prediction = f"every {cycle}, mu 0", f"{percent:+g}%"
+            cells.append(Cell(idea, name, changes, control, prediction, size={"batch": 128}))
     return cells
 
 
