@@ -513,7 +513,7 @@ def test_a_key_of_many_parts_is_refused_before_it_takes_time_and_memory(
     ("sequences", "cycle", "momentum", "remarked"),
     [
         (9, 9, 0.5, ""),
-        (9, 8, 0.5, ""),
+        (9, 8, 0.5, "outer.momentum is 0.5"),
         (8, 9, 0.5, "outer.steps_per_cycle is 9"),
         (8, 9, 0.0, "outer.steps_per_cycle is 9"),
         (8, 8, 0.5, "outer.momentum is 0.5"),
