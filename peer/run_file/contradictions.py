@@ -312,7 +312,7 @@ def obstacles(run: RunFile, *, now: datetime) -> Iterator[Contradiction]:
 FEW_TOKENS = 1024
 """Tokens of a step up to which eight members that merge every eight steps without outer momentum
 were measured to end with 5 to 7% less loss than if they merge every thirty steps with it (256 and
-1024 tokens, Muon; results-few-members.md in docs/research)."""
+1024 tokens, Muon; results-short-cycles.md in docs/research)."""
 SHORT_CYCLE = 8
 """Steps of a cycle in which outer momentum was measured to cost two to eight members 1 to 8% of
 loss (256 to 4096 tokens a step, Muon; the same page)."""
