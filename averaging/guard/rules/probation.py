@@ -23,8 +23,9 @@ A peer that came late is sure of nobody before it has seen them work twice as lo
 **Unseen work.** A peer that comes to an old swarm, restarts or was away holds those for established
 that have the most tokens in the states that it takes: it relies on these states for more than that.
 The measure is the second most, because a founder may have trained alone for any time.
-A peer that has seen most of the run holds those for established that it had met by its first merge,
-because a partition may cut a swarm in two that have hardly worked together, or not at all yet.
+A peer that has seen most of the run, and came while the swarm was young, holds those for
+established that it had met by its first merge, because a partition may cut a swarm in two that have
+hardly worked together, or not at all yet.
 Either holds for a peer until it misses ``rounds`` merges in a row that it was here for.
 
 **How long.** In the simulator (three old members, five keys that come at once, 22 November 2026,
@@ -84,7 +85,7 @@ class _Work:
     since: float
     rounds: int = 0
     founding: bool = False
-    """True if it was here when this peer saw the first merge of the run."""
+    """True if it was here when this peer saw its first merge, in a young swarm."""
     missed: int = 0
     """Merges without it in a row that it was here for."""
     last: int = 0
@@ -161,7 +162,7 @@ class Probation(Electors):
     ) -> None:
         """A round was merged with the work of these peers, while those were live, too."""
         worked, live = set(contributors), set(live)
-        if not self._rounds_seen and not self._rounds_unseen:
+        if not self._rounds_seen and self._rounds_unseen < YOUNG_ROUNDS:
             for peer in sorted({*worked, *live, *met}):
                 self._seen[peer] = _Work(now, founding=True)
         self._rounds_seen += 1

@@ -133,6 +133,19 @@ def test_a_peer_met_by_the_first_merge_counts_until_it_misses_too_many(silent: b
     assert not counts(probation, BORIS, OLD, 70.0)
 
 
+@pytest.mark.parametrize(("unseen", "is_young"), [(1, True), (YOUNG_ROUNDS, False)])
+def test_a_peer_that_came_while_the_swarm_was_young_counts_those_met_by_its_first_merge(
+    unseen: int, is_young: bool
+) -> None:
+    """One that was restarted at version 1, in a partition, held the other side for newcomers, and
+    the run stayed cut in two (a storm with probation, seed 610039)."""
+    probation = Probation(POLICY)
+    probation.took_state(unseen, {ANNA: 1000, ME: 1000})
+    for number in range(30):
+        probation.saw_merged([ME, ANNA], [ME, ANNA], 10.0 * number, met=[ANNA, BORIS])
+    assert counts(probation, BORIS, OLD, 400.0) == is_young
+
+
 def test_a_peer_that_comes_late_believes_the_state_that_it_takes() -> None:
     probation = Probation(POLICY)
     probation.took_state(200, {ANNA: 10_000, BORIS: 4_000, PeerId("gone"): 90_000, NEW: 900})
