@@ -53,8 +53,8 @@ slow: setup
 	$(BIN)/pytest -m slow
 
 soak: setup
-	$(BIN)/pytest -m soak --timeout 0
 	$(BIN)/python -m tests.averaging.virtual.soak
+	$(BIN)/pytest -m soak --timeout 0
 
 # Those of seconds first: a GPU is often lent for minutes.
 gpu: setup

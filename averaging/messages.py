@@ -342,8 +342,8 @@ class Refused(_Message, frozen=True):
     join: Count
     reason: Reason
     another_leads: bool = False
-    """True if the sender alone is the reason, as it leaves, or has yet to fetch the member's
-    version: the member joins another leader at once."""
+    """True if another leader may take the join: the sender leaves, or does not know the member's
+    version. The member goes to that one at once."""
 
 
 class ParentCertificate(_Part, frozen=True):

@@ -39,7 +39,7 @@ def commands_of(path: Path) -> list[str]:
         line.removeprefix("$ ").partition("  #")[0].strip()
         for language in ("", "text", "console")
         for block in blocks(path, language)
-        for line in block.splitlines()
+        for line in block.replace("\\\n", "").splitlines()
     ]
     return [
         line

@@ -475,7 +475,16 @@ class Auditing(Guard):
                     return
                 merged = [_case(parts, index, piece) for index in indices]
                 found = await self._inquire(parts, merged)
-                bundles = [bundle for case in found for bundle in case.bundles()]
+                bundles: list[_Case] = []
+                for case in found:
+                    some = list(case.bundles())
+                    if all(
+                        parts.evidence.is_signed(each.head.slice, each.head.claim, merged=False)
+                        for each in some
+                    ):
+                        bundles += some
+                    else:  # the reducer made it up, and whoever is asked for it has none to show
+                        await self._try(case.proof, parts.cutting, in_full=True)
                 await self._inquire(parts, bundles)
         finally:
             self._waiting -= 1
@@ -667,7 +676,7 @@ class Auditing(Guard):
         """Open a stream on which a peer answers one question after the other, until a deadline that
         counts from when it is open.
 
-        Raises ``NotHere``, also for an invalid answer, ``TooSlow`` and the failures of the network.
+        Raises ``NotHere`` (also for an invalid answer), ``TooSlow``, and what the network raises.
         """
         async with stream_to(self._host, peer, self._protocol) as stream:
             if stream.relayed:

@@ -315,7 +315,7 @@ class Averager(Services):
     async def drain(self, *, timeout_s: float) -> bool:
         """Begin no round any more and let those under way end. ``False``: not all did."""
         self._draining = True
-        self._tell(inputs.Leave("leaving"))
+        self._tell(inputs.Leave())
         try:
             async with asyncio.timeout(timeout_s):
                 await self.until(lambda: not self.in_flight)

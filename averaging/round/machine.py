@@ -111,7 +111,7 @@ from averaging.history.standing import Standing
 from averaging.messages import Commit, Head, Link, Message, ParentCertificate
 from averaging.round.gathering.catching_up import ATTEMPTS_IN_VAIN, CatchingUp
 from averaging.round.gathering.joining import Called, Joining
-from averaging.round.gathering.leading import CATCHES_UP, Leading
+from averaging.round.gathering.leading import CATCHES_UP, LEAVES, Leading
 from averaging.round.gathering.objections import (
     Parents,
     objection,
@@ -308,9 +308,9 @@ class FragmentRounds(Fragment):
                 self.peers.mark_failed(peer, now)
                 self.joining.link_lost(peer, now)
                 self._go_on_without(peer, now)
-            case inputs.Leave(reason):
-                self.joining.leave(reason, retry=True)
-                self.leading.dissolve(reason, another_leads=True)
+            case inputs.Leave():
+                self.joining.leave(LEAVES, retry=True)
+                self.leading.dissolve(LEAVES, another_leads=True)
                 self.peers.trains = False
             case inputs.ReachabilityChanged(reachable):
                 self.peers.reachable = reachable

@@ -70,8 +70,8 @@ ATTEMPTS_IN_VAIN = 3
 """Own attempts that led to no version before the word of one peer is taken, if nothing else is
 heard for ``doubt_s``."""
 REFUSALS_MIN = 2
-"""Joins of a peer with too few signatures that are refused before it gives its state up: after the
-first it asks for more."""
+"""Refusals before a peer gives up a state that too few have signed: of its joins, after the first
+of which it asks for more signatures, or lower final states that it is shown."""
 TRANSFERS_AT_ONCE = 4
 """Transfers that share the line with that of a state: another state, and rounds."""
 SLOWEST_LINE_BYTES_S = 125e3
@@ -255,7 +255,7 @@ class CatchingUp:
         shows a lower one has refused it.
         """
         outranks = not end.gives_way(mine, theirs)
-        if outranks:
+        if outranks and not self._has_enough_signatures(now):
             self._count_refusal(now)
         if outranks and not self._gives_up_for(theirs, now):
             self._fragment.show_standing(source)
@@ -362,13 +362,15 @@ class CatchingUp:
     def _gives_up_for(self, theirs: Head, now: float) -> bool:
         """True if too few have signed this peer's state, others have refused it for as long as a
         round may take or nobody is left to sign it, and the other one is certified."""
-        certificates, mine = self._certificates, link_of(self._fragment.here.head())
         waited = now - self._refused_at >= self._policy.round_s or self._have_all_finished()
-        if not waited or self._refusals < REFUSALS_MIN:
+        if not waited or self._refusals < REFUSALS_MIN or self._has_enough_signatures(now):
             return False
-        if certificates.is_certifiable(now) or certificates.is_certified(mine, now):
-            return False
-        return certificates.is_certified(link_of(theirs), now)
+        return self._certificates.is_certified(link_of(theirs), now)
+
+    def _has_enough_signatures(self, now: float) -> bool:
+        """True if this peer's state is certified here, or others can be shown enough."""
+        certificates, mine = self._certificates, link_of(self._fragment.here.head())
+        return certificates.is_certifiable(now) or certificates.is_certified(mine, now)
 
     def _have_all_finished(self) -> bool:
         """True if all members of the round that made this peer's version have signed it."""

@@ -170,8 +170,6 @@ class CaughtUp(Struct, frozen=True):
 class Leave(Struct, frozen=True):
     """Begin no round from here on; one that is under way may still be finished."""
 
-    reason: str
-
 
 class ReachabilityChanged(Struct, frozen=True):
     """Other peers can dial this one, or cannot, as it turned out. If not, it neither leads nor

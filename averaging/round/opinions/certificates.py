@@ -20,9 +20,9 @@ for a meld of two sides of a fork, to which it may have to go back
 
 Members sign as they finish a round. The coordinator gathers their signatures and sends them along
 when all have finished; a peer that is shown a head with too few of them asks others
-(``averaging.round.gathering.catching_up``). Everybody keeps and shows all signatures under its own
-standing: others may count other peers. Joins and calls carry the sender's signature alone where
-most of them are read by peers that stand on the same link.
+(``averaging.round.gathering.catching_up``). Everybody keeps all signatures under its own standing,
+and shows them to peers that are behind: these may count others. Joins and calls carry the sender's
+signature alone where most of them are read by peers that stand on the same link.
 
 ``averaging.round.gathering.objections`` judges the states that a round of several lineages
 continues. Among several groups a link can have no more signatures than its group has peers, and
@@ -180,7 +180,7 @@ class Certificates:
 
     def hear(self, link: Link, signatures: Signatures, now: float) -> None:
         """Keep the signatures under a link of known peers, until there are enough; under the link
-        that this peer stands on, all.
+        that this peer stands on, until there are ``ROSTER_MAX``, too.
 
         The own one is kept as well: it does not count here, and others are shown it.
         After a false one the rest is not looked at: the peer that shows it lies, and checking costs

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from averaging import messages as said
@@ -24,8 +25,9 @@ from averaging.guard.auditing import (
 )
 from averaging.guard.kept_proofs import Kept
 from averaging.guard.rules.proofs import Guilty, Proof
+from averaging.history.claims import Claim
 from averaging.live.settings import AveragerSettings
-from averaging.live.slices.evidence import Uploads
+from averaging.live.slices.evidence import Evidence, Uploads
 from averaging.live.slices.parts import Parts
 from averaging.live.streams.questions import NotHere, ask, next_data
 from averaging.numbers import chunks
@@ -211,6 +213,32 @@ async def test_an_auditor_asks_a_delegate_once_for_a_piece_of_its_bundle(
         await made.live(40.0)
         assert any(e.get("delegates") for e in peers[0].told("round"))
         assert audits_of(peers) > 20 and max(asked.values()) == 1
+
+
+async def test_a_reducer_that_makes_bundles_up_convicts_itself_and_costs_nobody_else(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It merged rightly, and said of every other member that it had sent a bundle. Each was asked
+    for one, had none, and was taken for one that hides what it did."""
+    claim = Evidence.claim_merged
+
+    def lie(
+        self: Evidence, index: int, members: Any, made: bytes, sources: Sequence[Claim]
+    ) -> None:
+        if self._me == MALLORY:
+            own = self._entry
+            sources = [
+                source if source.by == own else msgspec.structs.replace(source, sources=b"x" * 32)
+                for source in sources
+            ]
+        claim(self, index, members, made, sources)
+
+    monkeypatch.setattr(Evidence, "claim_merged", lie)
+    async with swarm(MemoryNetwork()) as made:
+        peers = await honest(made, EVERYTHING)
+        await made.add("mallory", policy=EVERYTHING)
+        await made.until(lambda: convicts(peers) == [{MALLORY}] * 3, within_s=60.0)
+        assert not [event for peer in peers for event in peer.told("audit_refused")]
 
 
 async def test_a_peer_that_comes_later_is_shown_the_proof_and_one_that_restarts_has_kept_it(

@@ -402,7 +402,7 @@ PLAYS: list[tuple[Callable[[], FragmentRounds], Callable[[FragmentRounds], Input
     *(
         (play, lambda rounds, given=given: given, 2.0)
         for play in (wanted, joining, promised)
-        for given in (Leave("leaving"), GiveWay("another goes first"))
+        for given in (Leave(), GiveWay("another goes first"))
     ),
     *(
         (play, from_leader(answer), 2.0)

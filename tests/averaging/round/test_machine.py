@@ -448,7 +448,7 @@ def test_a_peer_that_leaves_begins_nothing_new() -> None:
     rounds = machine()
     joined(rounds)
 
-    effects = rounds.handle(Leave("leaving"), 2.0)
+    effects = rounds.handle(Leave(), 2.0)
 
     assert of(effects, GiveUp)
     assert not rounds.handle(Due(), 3.0)

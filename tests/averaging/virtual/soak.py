@@ -27,6 +27,9 @@ def blown(how: Storm, seed: int) -> Counter[str]:
     swarm = storm(seed, how)
     try:
         weather_out(swarm, how)
+    except Exception as error:
+        error.add_note(f"at {swarm.now:.3f} s")
+        raise
     finally:
         swarm.close()
     return swarm.truth.coverage
@@ -56,6 +59,8 @@ def main() -> int:
     parser.add_argument("--kinds", default=",".join(KINDS), help="separated by commas")
     given = parser.parse_args()
     kinds = given.kinds.split(",")
+    if unknown := sorted(set(kinds) - KINDS.keys()):
+        parser.error(f"unknown kinds: {', '.join(unknown)}; there are: {', '.join(KINDS)}")
 
     end = time.monotonic() + given.seconds
     ran: Counter[str] = Counter()
@@ -68,7 +73,8 @@ def main() -> int:
             happened += KINDS[kind](seed)
         except Exception as error:  # any failure at all is a finding
             failed.append(f"{kind} {seed}")
-            print(f"{kind} {seed}: {type(error).__name__}: {error}", flush=True)  # noqa: T201
+            notes = " ".join(getattr(error, "__notes__", ()))
+            print(f"{kind} {seed}: {type(error).__name__}: {error} {notes}", flush=True)  # noqa: T201
         ran[kind] += 1
         if not sum(ran.values()) % 100:
             print(f"{sum(ran.values())} storms, {len(failed)} failed", flush=True)  # noqa: T201

@@ -289,7 +289,7 @@ def stay_of_a_leader_whose_partners(hurt: Callable[[Swarm, Peer], None], count: 
 
 
 def leaves(swarm: Swarm, node: Peer) -> None:
-    node.take(Leave("leaving"))
+    node.take(Leave())
 
 
 def leaves_and_is_gone(swarm: Swarm, node: Peer) -> None:

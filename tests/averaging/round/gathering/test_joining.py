@@ -207,7 +207,7 @@ def test_an_abandoned_offer_leaves_no_empty_roster_open() -> None:
     rounds.handle(Due(), 1.0)
     rounds.handle(Offered(offer(standing("start"))), 1.0)
 
-    rounds.handle(Leave("the learner left"), 2.0)
+    rounds.handle(Leave(), 2.0)
 
     assert rounds.open_roster is None
 
@@ -258,7 +258,7 @@ def test_a_peer_that_said_it_comes_and_does_not_passes_when_it_is_called_again(
 ) -> None:
     rounds = machine(reachable=False)
     called(rounds)
-    rounds.handle(Leave("leaving") if snapshot is None else snapshot, 500.0)
+    rounds.handle(Leave() if snapshot is None else snapshot, 500.0)
     rounds.peers.trains = False
     (answer,) = sent(rounds.handle(Received(FIRST, CALL), 500.0), FIRST)
     assert isinstance(answer, said.Pass)
