@@ -171,6 +171,7 @@ def sizes() -> list[Cell]:
         *few_without_momentum(),
         *large_steps(),
         *cycles_of_a_new_run(),
+        *headline(),
     ]
 
 
@@ -395,6 +396,31 @@ def cycles_of_a_new_run() -> list[Cell]:
             changes = {**base, "cycle": cycle, "overlap": cycle // 4, "outer": no_momentum}
             name, prediction = f"every {cycle}, mu 0", f"{percent:+g}%"
             cells.append(Cell(idea, name, changes, control, prediction, size={"batch": 128}))
+    return cells
+
+
+def headline() -> list[Cell]:
+    """One, eight and sixteen in cycles of 8 without outer momentum, against data parallel."""
+    cells = []
+    for tokens, steps, expected in ((1024, 360, (22, 6, 6, 8)), (4096, 240, (8, 3, 3, 5))):
+        size, control = {"batch": tokens // 32}, "data parallel, 8"
+        idea, rate = f"headline, {tokens} tokens", 4.8e-2 if tokens == 1024 else 2.4e-2
+        every_8 = {"steps": steps, "cycle": 8, "rate": rate, "outer": no_momentum}
+        parallel = {"steps": steps, "central": True, "rate": RATE["data parallel"]}
+        cells.append(Cell(idea, control, parallel, size=size))
+        cells.append(Cell(idea, "data parallel, 16", {**parallel, "members": 16}, size=size))
+        for name, changes, against, percent in (
+            ("one alone", {**parallel, "members": 1}, control, expected[0]),
+            ("eight, 30% fail", {**every_8, "misses": 0.3}, control, expected[1]),
+            ("sixteen", {**every_8, "members": 16}, "data parallel, 16", expected[2]),
+            (
+                "sixteen, 30% fail",
+                {**every_8, "members": 16, "misses": 0.3},
+                "data parallel, 16",
+                expected[3],
+            ),
+        ):
+            cells.append(Cell(idea, name, changes, against, f"{percent:+g}%", size=size))
     return cells
 
 
