@@ -425,10 +425,11 @@ class _Swarm:
         ]
         self._begun = [list(self._states) for _ in self._works]
         """The version in which a member's work was merged last: its pending work began there."""
-        self._coming: dict[int, list[tuple[int, FragmentState, frozenset[int]]]] = {}
-        """Merges under way, by the step of their adoption, with those whose work is in them."""
-        self._turns: dict[tuple[int, int], Float32Rows] = {}
-        """What the members' inner momenta lack to their mean, by the version of a fragment."""
+        self._coming: dict[
+            int, list[tuple[int, FragmentState, frozenset[int], Float32Rows | None]]
+        ] = {}
+        """Merges under way, by the step of their adoption, with those whose work is in them, and
+        what the members' inner momenta lack to their mean, if they share it."""
         self._joined = [0] * len(self._values)
         self._points: list[tuple[int, float]] = []
         self._versions: list[Float32s] = [first.copy()]
@@ -458,9 +459,11 @@ class _Swarm:
             for fragment in range(trial.fragments):
                 if (step + fragment * trial.cycle // trial.fragments) % trial.cycle == 0:
                     self._merge(fragment, step)
-            for fragment, state, contained in self._coming.pop(step, []):
+            for fragment, state, contained, lacks in self._coming.pop(step, []):
                 for member in range(len(self._values)):
                     self._adopt(fragment, state, member, step, is_in=member in contained)
+                    if lacks is not None:
+                        self._turn(fragment, member, lacks[member])
         if step == trial.half_replaced_at:
             for member in range(trial.members // 2, trial.members):
                 self._replace(member, step)
@@ -513,10 +516,9 @@ class _Swarm:
         step_encoded(made, self._codec, merged, sizes, optimizer, self._scratch)
         after = replace(state, version=state.version + 1, theta=made.theta, momentum=made.momentum)
         self._states[fragment] = after
-        if trial.shares_momentum:
-            self._turns[fragment, after.version] = self._lacks(fragment)
+        lacks = self._lacks(fragment) if trial.shares_momentum else None
         coming = self._coming.setdefault(step + trial.overlap, [])
-        coming.append((fragment, after, frozenset(contained)))
+        coming.append((fragment, after, frozenset(contained), lacks))
 
     def _orthogonalise(self, fragment: int, merged: bytearray) -> None:
         sizes = self._layout.fragments[fragment].unit_sizes
@@ -532,6 +534,12 @@ class _Swarm:
         momenta = self._members.momentum[self._rows]
         own = np.stack([self._places.read(fragment, row) for row in momenta])
         return _mean(own) - own
+
+    def _turn(self, fragment: int, member: int, lacks: Float32s) -> None:
+        """Add to a member's momentum what it lacked at its offer, as far as that has not faded."""
+        momentum = self._members.momentum[self._rows.start + member]
+        faded = np.float32(self._members.fades**self.trial.overlap)
+        self._places.add(fragment, momentum, faded * lacks)
 
     def _mark(self, member: int, step: int) -> int:
         return self._members.own_step(self._first_reader + member, step)
@@ -553,12 +561,6 @@ class _Swarm:
             self._begun[member][fragment] = state
         adopted.apply(values)
         self._places.write(fragment, self._values[member], values)
-        lacks = self._turns.get((fragment, state.version))
-        if lacks is not None:
-            momentum = self._members.momentum[self._rows.start + member]
-            faded = np.float32(self._members.fades**self.trial.overlap)
-            sum_ = self._places.read(fragment, momentum) + faded * lacks[member]
-            self._places.write(fragment, momentum, sum_)
 
     def _replace(self, member: int, step: int) -> None:
         """A newcomer takes the place of a member, with the merged model and no memory."""
