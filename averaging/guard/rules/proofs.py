@@ -100,7 +100,7 @@ class FalseMerge(_Head, frozen=True, kw_only=True):
 
 
 class _Statement(Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag=True):
-    """What a peer has signed."""
+    """A text that a peer has signed."""
 
     by: Peer
     signature: Signature
