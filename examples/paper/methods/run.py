@@ -171,6 +171,12 @@ def sizes() -> list[Cell]:
         *few_without_momentum(),
         *large_steps(),
         *cycles_of_a_new_run(),
+        *momentum_of_a_new_run(),
+        *middle(larger),
+        *failing_every_2(large),
+        *bytes_for_a_loss(),
+        *few_short_cycles(),
+        *thirty_two(),
         *headline(),
     ]
 
@@ -396,6 +402,161 @@ def cycles_of_a_new_run() -> list[Cell]:
             changes = {**base, "cycle": cycle, "overlap": cycle // 4, "outer": no_momentum}
             name, prediction = f"every {cycle}, mu 0", f"{percent:+g}%"
             cells.append(Cell(idea, name, changes, control, prediction, size={"batch": 128}))
+    return cells
+
+
+def momentum_of_a_new_run() -> list[Cell]:
+    """The same at the rate that a new run has, 1.5 divided by the width, and at twice that: whether
+    new runs are better without outer momentum, with however many members."""
+    cells = []
+    size, rate = {"batch": 128}, RATE["every 8"]
+    for number, count, outer, expected in (
+        ("two", 2, damped, (0, 0, 2, -1, -2)),
+        ("three", 3, usual, (0, -1, 1, -2, -3)),
+        ("eight", 8, usual, (0, -1, -2, -2, -4)),
+    ):
+        idea, control = f"rate of a new run, {number}", "every 24, mu 0.5"
+        base: dict[str, Any] = {"members": count, "steps": 240, "fragments": 8}
+        base |= {"cycle": 24, "overlap": 6, "rate": rate}
+        cells.append(Cell(idea, control, {**base, "outer": outer}, size=size))
+        for name, changes, percent in zip(
+            (
+                "every 24, mu 0.5, twice the rate",
+                "every 24, mu 0",
+                "every 24, mu 0, twice the rate",
+                "every 12, mu 0",
+                "every 8, mu 0",
+            ),
+            (
+                {"outer": outer, "rate": 2 * rate},
+                {},
+                {"rate": 2 * rate},
+                {"cycle": 12, "overlap": 3},
+                {"cycle": 8, "overlap": 2},
+            ),
+            expected,
+            strict=True,
+        ):
+            settings = {**base, "outer": no_momentum, **changes}
+            cells.append(Cell(idea, name, settings, control, f"{percent:+g}%", size=size))
+    for number, count, outer, expected in (
+        ("two", 2, damped, (0, 2, -1)),
+        ("eight", 8, usual, (-1, -2, -4)),
+    ):
+        idea, control = f"model of a new run, {number}", "every 24, mu 0.5"
+        base = {"members": count, "steps": 240, "fragments": 8, "cycle": 24, "overlap": 6}
+        base["rate"] = rate / 2
+        cells.append(Cell(idea, control, {**base, "outer": outer}, size=NEW_RUN))
+        for name, changes, percent in zip(
+            ("every 24, mu 0", "every 24, mu 0, twice the rate", "every 8, mu 0"),
+            ({}, {"rate": rate}, {"cycle": 8, "overlap": 2}),
+            expected,
+            strict=True,
+        ):
+            settings = {**base, "outer": no_momentum, **changes}
+            cells.append(Cell(idea, name, settings, control, f"{percent:+g}%", size=NEW_RUN))
+        settings = {**base, "central": True}
+        cells.append(Cell(idea, "data parallel", settings, control, "-8%", size=NEW_RUN))
+    return cells
+
+
+def middle(size: Mapping[str, Any]) -> list[Cell]:
+    """0.8 million parameters in short cycles without outer momentum."""
+    idea, control, rate = "mu 0, 0.8 M", "data parallel", RATE["every 8"]
+    parallel: dict[str, Any] = {"steps": 240, "central": True, "rate": rate / 4}
+    every_8: dict[str, Any] = {"steps": 240, "cycle": 8, "rate": rate, "outer": no_momentum}
+    every_2 = {**every_8, "cycle": 2, "overlap": 1}
+    cells = [Cell(idea, control, parallel, size=size)]
+    for name, changes, percent in (
+        ("data parallel, twice the rate", {**parallel, "rate": rate / 2}, 2),
+        ("one alone", {**parallel, "members": 1}, 40),
+        ("every 8", every_8, 14),
+        ("every 8, half the rate", {**every_8, "rate": rate / 2}, 16),
+        ("every 4", {**every_8, "cycle": 4}, 9),
+        ("every 2", every_2, 5),
+        ("every 8, 30% fail", {**every_8, "misses": 0.3}, 16),
+        ("every 2, 30% fail", {**every_2, "misses": 0.3}, 6.5),
+    ):
+        cells.append(Cell(idea, name, changes, control, f"{percent:+g}%", size=size))
+    return cells
+
+
+def failing_every_2(large: Mapping[str, Any]) -> list[Cell]:
+    """The largest model of these cells, in its best cycles."""
+    idea, control = "every 2, 3.2 M", "int4"
+    every_2 = {"steps": 240, "cycle": 2, "overlap": 1, "rate": 1.2e-2, "outer": no_momentum}
+    return [
+        Cell(idea, control, every_2, size=large),
+        Cell(idea, "30% fail", {**every_2, "misses": 0.3}, control, "+2%", size=large),
+        Cell(idea, "int2", {**every_2, "codec": "int2"}, control, "+2%", size=large),
+    ]
+
+
+def bytes_for_a_loss() -> list[Cell]:
+    """Smaller codes in shorter cycles cost as many bytes as larger ones in longer cycles."""
+    idea, control = "bytes, 1024 tokens", "every 8, int4"
+    without: dict[str, Any] = {"outer": no_momentum, "overlap": 2}
+    every_8 = {**without, "cycle": 8, "rate": 4.8e-2}
+    cells = [Cell(idea, control, every_8, size=TOKENS_1024)]
+    for cycle, codec, rate, percent in (
+        (2, "int4", 4.8e-2, -3),
+        (2, "int2", 4.8e-2, -2),
+        (4, "int4", 4.8e-2, -1.9),
+        (4, "int2", 4.8e-2, -1),
+        (8, "int2", 4.8e-2, 1),
+        (16, "int4", 2.4e-2, 3),
+        (16, "int2", 2.4e-2, 4),
+        (30, "int4", 2.4e-2, 6),
+        (30, "int2", 2.4e-2, 7),
+    ):
+        changes = {**without, "cycle": cycle, "codec": codec, "rate": rate}
+        if cycle == 2:
+            changes["overlap"] = 1
+        name, prediction = f"every {cycle}, {codec}", f"{percent:+g}%"
+        cells.append(Cell(idea, name, changes, control, prediction, size=TOKENS_1024))
+    return cells
+
+
+def few_short_cycles() -> list[Cell]:
+    """Runs of 10 and 20 short cycles."""
+    cells = []
+    control = "data parallel"
+    for tokens, cycles, expected in (
+        (256, 10, (8, 11, 4)),
+        (256, 20, (7, 10, 3)),
+        (1024, 10, (5, 7, 2)),
+        (1024, 20, (4, 6, 1)),
+    ):
+        idea = f"{cycles} cycles of 8, {tokens} tokens"
+        short = {"steps": 8 * cycles}
+        parallel = {**short, "central": True, "rate": RATE["data parallel"]}
+        every_8 = {**short, "cycle": 8, "rate": RATE["every 8"]}
+        without = {**every_8, "outer": no_momentum, "rate": 2 * RATE["every 8"]}
+        size = {"batch": tokens // 32}
+        cells.append(Cell(idea, control, parallel, size=size))
+        for name, changes, percent in (
+            ("data parallel, twice the rate", {**parallel, "rate": 2.4e-2}, 0),
+            ("every 8, mu 0", without, expected[0]),
+            ("every 8, mu 0.5", every_8, expected[1]),
+            ("every 4, mu 0", {**without, "cycle": 4}, expected[2]),
+            ("one alone", {**parallel, "members": 1, "rate": 2.4e-2}, 12),
+        ):
+            cells.append(Cell(idea, name, changes, control, f"{percent:+g}%", size=size))
+    return cells
+
+
+def thirty_two() -> list[Cell]:
+    idea, control = "thirty-two, 1024 tokens", "data parallel"
+    parallel: dict[str, Any] = {"members": 32, "central": True, "rate": RATE["data parallel"]}
+    every_8 = {"members": 32, "cycle": 8, "rate": 2 * RATE["every 8"], "outer": no_momentum}
+    cells = [Cell(idea, control, parallel, size=TOKENS_1024)]
+    for name, changes, percent in (
+        ("data parallel, twice the rate", {**parallel, "rate": 2.4e-2}, 0),
+        ("every 8", every_8, 9),
+        ("every 4", {**every_8, "cycle": 4}, 6),
+        ("every 8, 30% fail", {**every_8, "misses": 0.3}, 11),
+    ):
+        cells.append(Cell(idea, name, changes, control, f"{percent:+g}%", size=TOKENS_1024))
     return cells
 
 
