@@ -41,7 +41,7 @@ from peer.data.batches.sequences import TokenStream
 from peer.model.muon import ADAMW_RMS, orthogonalised
 from peer.model.recipes import build_model, loss_of_logits
 from peer.model.recipes.chunked_loss import inputs_and_targets
-from peer.run_file.sections import MuonInner
+from peer.run_file.sections import AdamwInner, MuonInner
 from peer.simulate.problems.problem import Places, layout_of
 from peer.simulate.problems.text_gpt import TextGpt
 from peer.simulate.settings import ProblemChoice
@@ -157,9 +157,8 @@ def train(
     compiled: bool = False,
     progress: Callable[[float], None] = lambda share: None,
 ) -> list[Outcome]:
-    """Train with Muon. The trials must have equal numbers of steps."""
+    """Train with Muon or AdamW. The trials must have equal numbers of steps."""
     (steps,) = {trial.steps for trial in trials}
-    problem = replace(problem, optimizer="muon")
     began = time.process_time()
     members = _Members(trials, problem, compiled=compiled)
     swarms = [_Swarm(trial, members, index) for index, trial in enumerate(trials)]
@@ -183,9 +182,9 @@ class _Members:
         self.problem = problem
         self._trials = trials
         run = problem.run(0)
-        assert isinstance(run.inner, MuonInner)
+        assert isinstance(run.inner, MuonInner | AdamwInner)
         self._inner = run.inner
-        self.fades = run.inner.momentum
+        self.fades = run.inner.momentum if isinstance(run.inner, MuonInner) else run.inner.beta1
         """What is left of a momentum after a step."""
         self.layouts = {trial.fragments: layout_of(problem, trial.fragments) for trial in trials}
         self._streams: list[TokenStream] = []
@@ -234,7 +233,9 @@ class _Members:
         }
         self._shapes = {spec.name: spec.shape for spec in problem.specs}
         in_blocks = {
-            name for name, shape in self._shapes.items() if len(shape) == 2 and "blocks" in name
+            name
+            for name, shape in self._shapes.items()
+            if isinstance(run.inner, MuonInner) and len(shape) == 2 and "blocks" in name
         }
         self._by_shape: dict[tuple[int, ...], list[slice]] = {}
         self._others = torch.ones(ends[-1], dtype=torch.bool)
@@ -314,16 +315,16 @@ class _Members:
         moved: Tensor,
         toward: Tensor,
     ) -> None:
-        """The update of ``peer.model.muon``, for all rows at once, in place."""
+        """The update of AdamW or ``peer.model.muon``, for all rows at once, in place."""
         inner, others = self._inner, self._others
         steps += 1
-        kept = torch.where(others, inner.beta1, inner.momentum)
+        kept = torch.where(others, inner.beta1, self.fades)
         momentum.lerp_(gradient, 1 - kept)
         squares.mul_(inner.beta2).addcmul_(gradient, gradient, value=1 - inner.beta2)
         first = momentum / (1 - inner.beta1**steps)
         second = (squares / (1 - inner.beta2**steps)).sqrt_()
         update = first / (second + inner.epsilon)
-        ahead = gradient.lerp(momentum, inner.momentum)
+        ahead = gradient.lerp(momentum, self.fades) if self._by_shape else gradient
         for shape, places in self._by_shape.items():
             matrices = torch.stack([ahead[:, place].view(-1, *shape) for place in places])
             if toward.any():

@@ -172,6 +172,8 @@ def sizes() -> list[Cell]:
         *large_steps(),
         *cycles_of_a_new_run(),
         *momentum_of_a_new_run(),
+        *momentum_of_a_new_model(),
+        *adamw(),
         *middle(larger),
         *failing_every_2(large),
         *bytes_for_a_loss(),
@@ -417,46 +419,71 @@ def momentum_of_a_new_run() -> list[Cell]:
     ):
         idea, control = f"rate of a new run, {number}", "every 24, mu 0.5"
         base: dict[str, Any] = {"members": count, "steps": 240, "fragments": 8}
-        base |= {"cycle": 24, "overlap": 6, "rate": rate}
-        cells.append(Cell(idea, control, {**base, "outer": outer}, size=size))
-        for name, changes, percent in zip(
-            (
-                "every 24, mu 0.5, twice the rate",
-                "every 24, mu 0",
-                "every 24, mu 0, twice the rate",
-                "every 12, mu 0",
-                "every 8, mu 0",
-            ),
-            (
-                {"outer": outer, "rate": 2 * rate},
-                {},
-                {"rate": 2 * rate},
-                {"cycle": 12, "overlap": 3},
-                {"cycle": 8, "overlap": 2},
-            ),
-            expected,
-            strict=True,
-        ):
-            settings = {**base, "outer": no_momentum, **changes}
-            cells.append(Cell(idea, name, settings, control, f"{percent:+g}%", size=size))
+        every_24 = {**base, "cycle": 24, "overlap": 6, "rate": rate}
+        without = {**every_24, "outer": no_momentum}
+        cells.append(Cell(idea, control, {**every_24, "outer": outer}, size=size))
+        changed: Mapping[str, Mapping[str, Any]] = {
+            "every 24, mu 0.5, twice the rate": {"outer": outer, "rate": 2 * rate},
+            "every 24, mu 0": {},
+            "every 24, mu 0, twice the rate": {"rate": 2 * rate},
+            "every 12, mu 0": {"cycle": 12, "overlap": 3},
+            "every 8, mu 0": {"cycle": 8, "overlap": 2},
+        }
+        for (name, changes), percent in zip(changed.items(), expected, strict=True):
+            cells.append(
+                Cell(idea, name, {**without, **changes}, control, f"{percent:+g}%", size=size)
+            )
+    return cells
+
+
+def momentum_of_a_new_model() -> list[Cell]:
+    """The same with the model of a new run, of 0.8 million parameters."""
+    cells = []
     for number, count, outer, expected in (
-        ("two", 2, damped, (0, 2, -1)),
-        ("eight", 8, usual, (-1, -2, -4)),
+        ("two", 2, damped, (0, 2, -1, -8)),
+        ("eight", 8, usual, (-1, -2, -4, -8)),
     ):
         idea, control = f"model of a new run, {number}", "every 24, mu 0.5"
-        base = {"members": count, "steps": 240, "fragments": 8, "cycle": 24, "overlap": 6}
-        base["rate"] = rate / 2
-        cells.append(Cell(idea, control, {**base, "outer": outer}, size=NEW_RUN))
-        for name, changes, percent in zip(
-            ("every 24, mu 0", "every 24, mu 0, twice the rate", "every 8, mu 0"),
-            ({}, {"rate": rate}, {"cycle": 8, "overlap": 2}),
-            expected,
-            strict=True,
+        base: dict[str, Any] = {"members": count, "steps": 240, "fragments": 8}
+        every_24 = {**base, "cycle": 24, "overlap": 6, "rate": 1.2e-2}
+        without = {**every_24, "outer": no_momentum}
+        cells.append(Cell(idea, control, {**every_24, "outer": outer}, size=NEW_RUN))
+        changed: Mapping[str, Mapping[str, Any]] = {
+            "every 24, mu 0": without,
+            "every 24, mu 0, twice the rate": {**without, "rate": 2.4e-2},
+            "every 8, mu 0": {**without, "cycle": 8, "overlap": 2},
+            "data parallel": {**base, "central": True, "rate": 1.2e-2},
+        }
+        for (name, changes), percent in zip(changed.items(), expected, strict=True):
+            cells.append(Cell(idea, name, changes, control, f"{percent:+g}%", size=NEW_RUN))
+    return cells
+
+
+def adamw() -> list[Cell]:
+    """The momentum of a new run where members train with AdamW, at the best rate of one alone and
+    at twice that."""
+    cells = []
+    size: Mapping[str, Any] = {"batch": 128, "optimizer": "adamw"}
+    idea, control = "AdamW, one alone", "0.012"
+    alone = {"members": 1, "central": True, "steps": 240}
+    cells.append(Cell(idea, control, {**alone, "rate": 1.2e-2}, size=size))
+    for rate, percent in ((3e-3, 8), (6e-3, 2), (2.4e-2, 5)):
+        trial = {**alone, "rate": rate}
+        cells.append(Cell(idea, f"{rate:g}", trial, control, f"{percent:+g}%", size=size))
+    for number, count, expected in (("two", 2, (1, 2, -1)), ("eight", 8, (3, 0, -2))):
+        idea, control = f"AdamW, {number}", "every 24, mu 0.5"
+        base: dict[str, Any] = {"members": count, "steps": 240, "fragments": 8, "rate": 1.2e-2}
+        every_24 = {**base, "cycle": 24, "overlap": 6}
+        without = {**every_24, "outer": no_momentum}
+        cells.append(Cell(idea, control, every_24, size=size))
+        for name, changes, percent in (
+            ("every 24, mu 0", without, expected[0]),
+            ("every 24, mu 0, twice the rate", {**without, "rate": 2.4e-2}, expected[1]),
+            ("every 12, mu 0", {**without, "cycle": 12, "overlap": 3}, expected[2]),
         ):
-            settings = {**base, "outer": no_momentum, **changes}
-            cells.append(Cell(idea, name, settings, control, f"{percent:+g}%", size=NEW_RUN))
-        settings = {**base, "central": True}
-        cells.append(Cell(idea, "data parallel", settings, control, "-8%", size=NEW_RUN))
+            cells.append(Cell(idea, name, changes, control, f"{percent:+g}%", size=size))
+        parallel = {**base, "central": True}
+        cells.append(Cell(idea, "data parallel", parallel, control, "-12%", size=size))
     return cells
 
 
