@@ -24,16 +24,22 @@ from peer.simulate.problems.text_gpt import TextGpt
 from peer.simulate.settings import ProblemChoice
 
 SMALL = TextGpt(layers=1, width=16, length=16, batch=4, optimizer="muon")
+SMALL_BY = {"muon": SMALL, "adamw": replace(SMALL, optimizer="adamw")}
 CONSTANT = ProblemChoice(warmup_share=0.0, decay="constant")
 TRIAL = Trial(steps=64, members=3, cycle=16, overlap=0, schedule=CONSTANT, rate=3e-3)
 
 
+@pytest.fixture(scope="module", params=SMALL_BY)
+def optimizer(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
 @pytest.fixture(scope="module")
-def simulated() -> Swarm:
+def simulated(optimizer: str) -> Swarm:
     return Swarm().with_settings(
         {
             "problem.name": "text_gpt",
-            "problem.optimizer": "muon",
+            "problem.optimizer": optimizer,
             "problem.learning_rate": TRIAL.rate,
             "problem.layers": SMALL.layers,
             "problem.size": SMALL.width,
@@ -49,15 +55,15 @@ def simulated() -> Swarm:
     )
 
 
-def test_losses_are_those_of_a_swarm_of_live_averagers(simulated: Swarm) -> None:
-    [ours] = train([TRIAL], SMALL)
+def test_losses_are_those_of_a_swarm_of_live_averagers(simulated: Swarm, optimizer: str) -> None:
+    [ours] = train([TRIAL], SMALL_BY[optimizer])
     result = run(simulated, seed=0)
     assert ours.loss == pytest.approx(result.learners_loss, rel=0.005)
     assert ours.merged_loss == pytest.approx(result.final.loss, rel=0.005)
 
 
-def test_data_parallel_is_that_of_the_simulator(simulated: Swarm) -> None:
-    [ours] = train([replace(TRIAL, central=True)], SMALL)
+def test_data_parallel_is_that_of_the_simulator(simulated: Swarm, optimizer: str) -> None:
+    [ours] = train([replace(TRIAL, central=True)], SMALL_BY[optimizer])
     assert ours.loss == pytest.approx(
         train_job(Job("", simulated, 0, central=True)).loss, rel=0.002
     )
