@@ -57,10 +57,7 @@ class RoundPolicy:
     late_work: LateWork = "whole"
     """Length of the displacement of work that missed its round; each peer shortens its own."""
     eta: float = 1.0
-    eta_of_two: float | None = None
-    """``eta`` of rounds with two members, or one; ``None``: the same. Two average so little noise
-    that full steps with momentum are too long (docs/research/results-few-members.md)."""
-    mu: float = 0.5
+    mu: float = 0.0
     batch_tokens_max: int | None = None
     """The run's largest batch: tokens beyond steps times this do not count. ``None``: all do."""
     tokens_end: int | None = None
@@ -120,10 +117,6 @@ class RoundPolicy:
                 f"upload_s, {self.upload_s} s each"
             )
 
-    def eta_of(self, members: int) -> float:
-        """The learning rate of the outer step of a round with so many members."""
-        return self.eta if members > 2 or self.eta_of_two is None else self.eta_of_two
-
     def reputation(self) -> Reputation:
         """The reputation of peers of whom nothing is known yet."""
         return Reputation(
@@ -140,7 +133,6 @@ class RoundPolicy:
             merge="mean",
             late_work="whole",
             eta=1.0,
-            eta_of_two=None,
             mu=0.0,
         )
 

@@ -81,7 +81,6 @@ def merging_policy(
         merge=outer.merge,
         late_work=outer.late_work,
         eta=outer.learning_rate,
-        eta_of_two=outer.learning_rate_of_two,
         mu=outer.momentum,
         stale_max=rounds.stale_max,
         upload_s=upload_s,

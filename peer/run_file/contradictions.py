@@ -29,6 +29,7 @@ from peer.run_file.sections import (
     GptModel,
     HfData,
     HfModel,
+    MuonInner,
     RunFile,
     TextData,
     vocabulary,
@@ -310,29 +311,38 @@ def obstacles(run: RunFile, *, now: datetime) -> Iterator[Contradiction]:
 
 
 FEW_TOKENS = 1024
-"""Tokens of a step up to which eight members that merge every eight steps without outer momentum
-were measured to end with 5 to 7% less loss than if they merge every thirty steps with it (256 and
-1024 tokens, Muon; results-short-cycles.md in docs/research)."""
+"""Tokens of a step up to which eight members that merge every eight steps were measured to end with
+5 to 6% less loss than if they merge every thirty steps (256 and 1024 tokens, Muon;
+results-short-cycles.md in docs/research)."""
 SHORT_CYCLE = 8
-"""Steps of a cycle in which outer momentum was measured to cost two to eight members 1 to 8% of
-loss (256 to 4096 tokens a step, Muon; the same page)."""
+RATE_TIMES_WIDTH = 1.5
+"""Of Muon: the best learning rate times the width of the model, with widths of 64, 128 and 384
+(results-muon.md in docs/research)."""
+RATE_FACTOR_MAX = 3.0
+"""A fifth of that was measured to cost a quarter of the loss, half of it 4%, and twice 4%."""
 
 
 def remarks(run: RunFile) -> Iterator[str]:
     """Settings that work, and for which others have been found better."""
     step_tokens = run.inner.batch_size * run.data.sequence_length
-    outer = run.outer
-    if outer.steps_per_cycle <= SHORT_CYCLE:
-        if outer.momentum > 0.0:
+    outer, inner, model = run.outer, run.inner, run.model
+    if outer.momentum > 0.0:
+        yield (
+            f"outer.momentum is {outer.momentum:g}; with 0 peers hold, send and save half as much, "
+            "and end with as little loss or less at the learning rate that is best for one machine"
+        )
+    if isinstance(inner, MuonInner) and isinstance(model, GptModel):
+        best = RATE_TIMES_WIDTH / model.width
+        if not 1 / RATE_FACTOR_MAX <= inner.learning_rate / best <= RATE_FACTOR_MAX:
             yield (
-                f"outer.momentum is {outer.momentum:g}; where outer.steps_per_cycle is at most "
-                f"{SHORT_CYCLE} peers with Muon end with 1 to 8% less loss without it, and may "
-                "then train at twice the learning rate"
+                f"inner.learning_rate is {inner.learning_rate:g}; for a width of {model.width} the "
+                f"best one of Muon was near {best:.2g} (1.5 divided by the width)"
             )
-    elif not isinstance(run.data, CustomData) and step_tokens <= FEW_TOKENS:
+    is_long = outer.steps_per_cycle > SHORT_CYCLE
+    if is_long and not isinstance(run.data, CustomData) and step_tokens <= FEW_TOKENS:
         yield (
             f"one step has {step_tokens} tokens (inner.batch_size x data.sequence_length), and is "
-            f"mostly noise: eight peers that merge every {SHORT_CYCLE} steps with outer.momentum = "
-            "0, not every 30 with 0.5, end with 5 to 7% less loss, for four times the bytes; "
-            f"outer.steps_per_cycle is {outer.steps_per_cycle}"
+            f"mostly noise: eight peers that merge every {SHORT_CYCLE} steps, not every 30, end "
+            "with 5 to 6% less loss, for four times the bytes; outer.steps_per_cycle is "
+            f"{outer.steps_per_cycle}"
         )

@@ -50,15 +50,12 @@ class Outer(Section, frozen=True, kw_only=True):
     learning_rate: Annotated[
         float, Meta(gt=0.0, le=10.0), "Learning rate (eta) of the outer optimizer."
     ] = 1.0
-    learning_rate_of_two: Annotated[
-        Annotated[float, Meta(gt=0.0, le=10.0)] | None,
-        LATER,
-        "Learning rate of the outer optimizer for merges of two peers; unset: as `learning_rate`. "
-        "Two peers with Muon learn better with shorter outer steps.",
-    ] = None
     momentum: Annotated[
-        float, Meta(ge=0.0, lt=1.0), "Nesterov momentum (mu) of the outer optimizer."
-    ] = 0.5
+        float,
+        Meta(ge=0.0, lt=1.0),
+        "Nesterov momentum (mu) of the outer optimizer; above 0 peers hold, send and save a second "
+        "vector as large as the model.",
+    ] = 0.0
     merge: Annotated[
         Literal["mean", "rda", "centered_clip"],
         "Rule that combines the contributions of a round into one update.",

@@ -38,8 +38,6 @@ within the norm bound it loses least of all rules (results-poison.md). Merging t
 the processor time of a mean, which is still little."""
 
 NEW_OUTER: Final = Outer(
-    # Two members end 0.4 to 2.1% lower, eight 2.3% higher (results-few-members.md).
-    learning_rate_of_two=0.7,
     merge=ROBUST_MERGE,
     # With 30% failing 6.9% behind in place of 12.1% (results-muon.md); with AdamW 1.3% worse.
     late_work="per_cycle",

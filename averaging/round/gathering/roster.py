@@ -116,7 +116,7 @@ def compose(
         codec=codec,
         codec_down=codec_down,
         merge=policy.merge,
-        eta=policy.eta_of(len(roster)),
+        eta=policy.eta,
         mu=policy.mu,
         batch_tokens_max=batch_tokens_max,
         level=level,

@@ -439,7 +439,7 @@ async def test_an_invented_merged_map_is_a_bad_upload_and_no_more(
     async with swarm(MemoryNetwork()) as made:
         peers = [await made.add(name, policy=policy) for name in ("anna", "boris", "clara")]
         await made.add("mallory", policy=policy)
-        await made.live(25.0)
+        await made.live(100.0)
         assert all(peer.task is not None and not peer.task.done() for peer in peers)
         refused = [e for peer in peers for e in peer.told("refused")]
         assert any(e["peer"] == MALLORY.peer_id and "map" in e["reason"] for e in refused)

@@ -1068,7 +1068,7 @@ def test_a_commit_that_misquotes_the_join_is_declined(changes: dict[str, int], r
         ({"codec_down": "f32"}, "its 'codec_down' is not what follows"),
         ({"merge": "vote"}, "its 'merge' is not what follows"),
         ({"eta": 9.0}, "its 'eta' is not what follows"),
-        ({"mu": 0.0}, "its 'mu' is not what follows"),
+        ({"mu": 0.5}, "its 'mu' is not what follows"),
         ({"contributors_min": 1}, "its 'contributors_min' is not what follows"),
         ({"upload_s": 1e6}, "its 'upload_s' is not what follows"),
         ({"round_s": 1e7}, "its 'round_s' is not what follows"),

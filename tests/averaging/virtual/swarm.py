@@ -552,6 +552,7 @@ def cause_storm(make: Callable[..., Any], seed: int, how: Storm) -> Any:
         probation=how.probation,
         audit_rate=how.audit_rate,
         late_work="per_cycle" if seed % 2 else "whole",
+        mu=0.5 if seed % 3 == 1 else 0.0,
         smaller_levels=how.smaller_levels,
     )
     if how.speeds:

@@ -47,6 +47,7 @@ def simulated(optimizer: str) -> Swarm:
             "problem.batch": SMALL.batch,
             "outer.steps_per_cycle": TRIAL.cycle,
             "outer.late_work": "per_cycle",
+            "outer.momentum": 0.5,
             "peers.count": TRIAL.members,
             "measure.peers_max": 0,
             "end.cycles": TRIAL.steps / TRIAL.cycle,

@@ -51,7 +51,7 @@ def trained(name: str = "a", seed: int = 0, loss: float = 1.0, **changes: object
 
 def test_the_base_of_all_experiments_is_what_a_new_run_has() -> None:
     outer, new = Swarm().outer, RunFile().outer
-    names = "steps_per_cycle overlap_steps learning_rate momentum merge codec"
+    names = "steps_per_cycle overlap_steps learning_rate merge codec"
     for name in names.split():
         assert getattr(outer, name) == getattr(new, name), name
     rounds = Swarm().rounds

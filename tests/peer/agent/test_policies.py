@@ -77,12 +77,6 @@ def test_a_run_says_how_long_late_work_is() -> None:
     assert shortened.late_work == "per_cycle"
 
 
-def test_a_run_says_how_long_the_outer_steps_of_two_peers_are() -> None:
-    assert round_policy(RunFile(), fragments=8).eta_of(2) == 1.0
-    policy = round_policy(parse("[outer]\nlearning_rate_of_two = 0.7"), fragments=8)
-    assert (policy.eta_of(2), policy.eta_of(3)) == (0.7, 1.0)
-
-
 def test_fragments_of_embeddings_and_head_alone_may_have_their_own_codecs() -> None:
     text = "[outer]\nsmaller_codecs = ['int2']\nsteps_per_cycle_max = 30\n"
     policy = round_policy(parse(f"{text}embedding_codecs = 'int8/int4'"), fragments=8)

@@ -42,7 +42,7 @@ from peer.run_file.sections import (
 )
 from peer.run_file.writing import differences, to_toml
 
-GOLDEN_ID = "201dcbff9ced82d412ac4068ee31665243953206fe4f22761dade8507b13326a"
+GOLDEN_ID = "3959f87c8876729a0c9ad79ddad687cf5bfefffc30347e26c77569e173c154b5"
 PEER = "12D3KooWGBfKqTqgyD5c5uN3MQmLxKYzvm9mCc9ZJdNxVjBrfJm8"
 
 
@@ -58,7 +58,6 @@ def test_the_template_differs_from_the_defaults_where_something_else_trains_bett
     assert differences(RunFile(), written) == [
         'inner.optimizer was "adamw" and is "muon"',
         "inner.learning_rate was 0.001 and is 0.012",
-        "outer.learning_rate_of_two was unset and is 0.7",
         'outer.merge was "mean" and is "centered_clip"',
         'outer.late_work was "whole" and is "per_cycle"',
         'outer.smaller_codecs was [] and is ["int2/int4"]',
@@ -72,7 +71,7 @@ def test_comments_name_the_default_of_each_setting_that_has_another_value() -> N
     assert "How one peer trains. One of (default: adamw):" in text
     assert "(a number above 0 to 100; default: 0.001) learning_rate = 0.012" in text
     assert "(a whole number from 1 to 100000; default: unset) steps_per_cycle_max = 120" in text
-    assert text.count("default: ") == 7
+    assert text.count("default: ") == 6
     assert "; default: 4) layers = 12" in " ".join(
         line.removeprefix("# ") for line in to_toml(preset("124m")).splitlines()
     )
@@ -126,11 +125,11 @@ def test_the_id_of_the_defaults_never_changes() -> None:
     [
         (
             "[model]\nlayers = 5\nmlp = 'gelu'\n[inner]\noptimizer = 'sgd'",
-            "447f1442590fab1e1a1aa03175178e4fe8b76e694d419bea6b7e1c643624976d",
+            "c544cf52d9745d6b33084365acb8a9a42dd052e25c92c7c7776f6ced761eba32",
         ),
         (
             "[model]\nrecipe = 'hf'\nconfig = { model_type = 'llama' }",
-            "364efcfc690d2c8eae51ea523c25c2b3222d6ebaa0621c76ef72504a60125e83",
+            "f823a11412cef5a91cf4f207193788ab368937d1acd89570aee145c9deee4137",
         ),
     ],
 )
@@ -174,7 +173,7 @@ def test_the_canonical_form_is_sorted_compact_json_with_every_setting() -> None:
 
 
 def test_the_spelling_of_a_file_does_not_change_its_id() -> None:
-    spelled = "# a comment\nouter = { momentum = 0.5, learning_rate = 1 }\n\"name\" = 'my-run'\n"
+    spelled = "# a comment\nouter = { momentum = 0, learning_rate = 1 }\n\"name\" = 'my-run'\n"
     assert parse(spelled).run_id == RunFile().run_id
 
 
@@ -510,22 +509,22 @@ def test_a_key_of_many_parts_is_refused_before_it_takes_time_and_memory(
 
 
 @pytest.mark.parametrize(
-    ("sequences", "cycle", "momentum", "remarked"),
+    ("sequences", "cycle", "momentum", "rate", "remarked"),
     [
-        (9, 9, 0.5, ""),
-        (9, 8, 0.5, "outer.momentum is 0.5"),
-        (8, 9, 0.5, "outer.steps_per_cycle is 9"),
-        (8, 9, 0.0, "outer.steps_per_cycle is 9"),
-        (8, 8, 0.5, "outer.momentum is 0.5"),
-        (8, 8, 0.0, ""),
+        (9, 9, 0.0, 0.012, ""),
+        (9, 9, 0.0, 0.036, "inner.learning_rate is 0.036; for a width of 128"),
+        (9, 9, 0.0, 0.0038, "inner.learning_rate is 0.0038; for a width of 128"),
+        (9, 9, 0.5, 0.012, "outer.momentum is 0.5"),
+        (8, 9, 0.0, 0.012, "outer.steps_per_cycle is 9"),
+        (8, 8, 0.0, 0.012, ""),
     ],
 )
-def test_long_cycles_of_short_steps_and_momentum_in_short_cycles_are_remarked_on(
-    sequences: int, cycle: int, momentum: float, remarked: str
+def test_momentum_rates_and_long_cycles_of_short_steps_are_remarked_on(
+    sequences: int, cycle: int, momentum: float, rate: float, remarked: str
 ) -> None:
     run = parse(
         f"data = {{ recipe = 'python_stdlib', sequence_length = 128 }}\n"
-        f"inner = {{ optimizer = 'muon', batch_size = {sequences} }}\n"
+        f"inner = {{ optimizer = 'muon', batch_size = {sequences}, learning_rate = {rate} }}\n"
         f"outer = {{ steps_per_cycle = {cycle}, momentum = {momentum} }}\n"
     )
     told = list(remarks(run))

@@ -26,7 +26,7 @@ def ran(**settings: Any) -> SwarmResult:
 
 
 def test_audits_convict_a_reducer_that_merges_falsely_and_nobody_else() -> None:
-    audited = ran(peers__false_reducers=0.17, rounds__audit_rate=1.0, end__cycles=8.0)
+    audited = ran(peers__false_reducers=0.17, rounds__audit_rate=1.0, end__cycles=16.0)
 
     # Those that share a view with a peer that has a proof see the liar no more, and want none.
     assert audited.notes["false reducers convicted"] >= 3

@@ -3,42 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
-
-import msgspec
-import pytest
 
 from averaging.round.gathering.roster import (
     SLACK,
     SLOWER_MAX,
-    Leader,
-    compose,
-    recomposed,
     transfer_s,
 )
 from averaging.rules.policy import RoundPolicy
 from dht.identity import PeerId
-from tests.averaging.round.machines import ANNA, BORIS, ME, POLICY, TOPIC, join, standing
-
-
-@pytest.mark.parametrize(
-    ("peers", "eta", "other"), [((ME, ANNA), 0.7, 1.0), ((ME, ANNA, BORIS), 1.0, 0.7)]
-)
-def test_a_round_of_two_steps_by_its_own_learning_rate_and_no_other_is_accepted(
-    peers: tuple[PeerId, ...], eta: float, other: float
-) -> None:
-    policy = replace(POLICY, eta=1.0, eta_of_two=0.7)
-    commit = compose(
-        Leader(peer=ME, incarnation=1, topic=TOPIC, fragment=0, nonce=1),
-        [(peer, join(standing("start"))) for peer in peers],
-        policy,
-        encoded_bytes=lambda codec: 1 << 20,
-    )
-    assert commit.eta == eta
-
-    changed = msgspec.structs.replace(commit, eta=other)
-    assert recomposed(changed, policy, encoded_bytes=lambda codec: 1 << 20) == commit
-
 
 DEFAULTS = RoundPolicy()
 MBIT = 1e6 / 8
