@@ -470,7 +470,10 @@ def adamw() -> list[Cell]:
     for rate, percent in ((3e-3, 8), (6e-3, 2), (2.4e-2, 5)):
         trial = {**alone, "rate": rate}
         cells.append(Cell(idea, f"{rate:g}", trial, control, f"{percent:+g}%", size=size))
-    for number, count, expected in (("two", 2, (1, 2, -1)), ("eight", 8, (3, 0, -2))):
+    for number, count, expected in (
+        ("two", 2, (1, 2, -1, -11, -12)),
+        ("eight", 8, (3, 0, -2, -14, -17)),
+    ):
         idea, control = f"AdamW, {number}", "every 24, mu 0.5"
         base: dict[str, Any] = {"members": count, "steps": 240, "fragments": 8, "rate": 1.2e-2}
         every_24 = {**base, "cycle": 24, "overlap": 6}
@@ -480,6 +483,8 @@ def adamw() -> list[Cell]:
             ("every 24, mu 0", without, expected[0]),
             ("every 24, mu 0, twice the rate", {**without, "rate": 2.4e-2}, expected[1]),
             ("every 12, mu 0", {**without, "cycle": 12, "overlap": 3}, expected[2]),
+            ("every 8, mu 0", {**without, "cycle": 8, "overlap": 2}, expected[3]),
+            ("every 4, mu 0", {**without, "cycle": 4, "overlap": 1}, expected[4]),
         ):
             cells.append(Cell(idea, name, changes, control, f"{percent:+g}%", size=size))
         parallel = {**base, "central": True}
