@@ -32,6 +32,10 @@ Mistake: TypeAlias = Literal[
 OTHERS_STEPS_MAX = 16
 """Steps of an optimizer that was not given, without one of those that were."""
 
+LOGS_LOOKED_AT_MIN = 16
+"""Batches that were reported without a step after which parameters are looked at, where a cycle has
+fewer steps: a loop may update them and report the batch before it calls ``run.step``.
+"""
 LOGS_MAX = 1000
 """Batches that were reported without a step; more accumulation than that is unlikely."""
 
@@ -165,7 +169,9 @@ class LoopChecks:
         if not given and (optimizer in self._harmless or not self._is_of_model(optimizer)):
             return
         self._steps_outside += 1
-        limit = OTHERS_STEPS_MAX if self._auto and not given else CYCLES_MAX * self._cycle
+        limit = OTHERS_STEPS_MAX
+        if given or not self._auto:
+            limit = max(limit, CYCLES_MAX * self._cycle)
         if self._steps_outside <= limit:
             return
         kind, count = type(optimizer).__name__, self._steps_outside
@@ -236,7 +242,7 @@ class LoopChecks:
     def logged(self) -> None:
         """Note a batch that was reported."""
         self._logs += 1
-        if self._logs % self._cycle == 0:
+        if self._logs % max(LOGS_LOOKED_AT_MIN, self._cycle) == 0:
             self._check_updates()
         if self._logs > max(LOGS_MAX, CYCLES_MAX * self._cycle):
             self.found(

@@ -327,7 +327,7 @@ class Rank(abc.ABC):
     def step(self, *, tokens: torch.Tensor | float | None = None) -> None:
         """The safe point, for ``auto=False``: call it after each optimizer step."""
         if tokens is not None:
-            self.log(tokens=tokens)
+            self._step_tokens += token_count(tokens)
         self._safe_point()
 
     def seed(self, seed: int) -> int:

@@ -15,6 +15,7 @@ from peer.errors import LoopWarning
 from peer.run_file.reading import parse
 from peer.run_file.schedule import Rates
 from peer.trainer.loop_checks import (
+    LOGS_LOOKED_AT_MIN,
     LOGS_MAX,
     NO_EXCHANGE_S,
     OTHERS_STEPS_MAX,
@@ -31,7 +32,7 @@ CYCLE = 5
 class Loop:
     """A loop with its checks, and a clock that the test moves."""
 
-    def __init__(self, *, auto: bool = True) -> None:
+    def __init__(self, *, auto: bool = True, cycle: int = CYCLE) -> None:
         self.now = 0.0
         self.told: list[tuple[str, str]] = []
         self.model = torch.nn.Sequential(torch.nn.Linear(3, 2), torch.nn.Linear(2, 2))
@@ -41,7 +42,7 @@ class Loop:
             self.model,
             (self.optimizer,),
             auto=auto,
-            cycle=CYCLE,
+            cycle=cycle,
             tell=lambda mistake, text: self.told.append((mistake, text)),
             clock=lambda: self.now,
         )
@@ -97,7 +98,7 @@ def test_an_optimizer_around_another_one_is_none_too_many() -> None:
 def test_steps_without_run_step_are_told_where_the_loop_has_to_call_it() -> None:
     loop = Loop(auto=False)
     with loop.watched(), pytest.warns(LoopWarning, match=r"call run\.step\(tokens="):
-        for _ in range(2 * CYCLE + 1):
+        for _ in range(OTHERS_STEPS_MAX + 1):
             loop.optimizer.step()
 
 
@@ -110,19 +111,37 @@ def test_batches_without_a_step_are_told() -> None:
         loop.checks.logged()
 
 
+@pytest.mark.parametrize("cycle", [1, 2])
+def test_a_batch_that_is_reported_after_its_update_is_no_mistake_in_a_short_cycle(
+    cycle: int,
+) -> None:
+    """Each learner of a run with cycles of two steps was told that no step was seen."""
+    loop = Loop(auto=False, cycle=cycle)
+    with loop.watched():
+        for _ in range(40):
+            for _ in range(3):  # optimizers, or updates of one of two models
+                loop.optimizer.step()
+            for parameter in loop.model.parameters():
+                parameter.data.add_(torch.ones_like(parameter), alpha=-0.1)
+            for _ in range(2):
+                loop.checks.logged()
+            loop.steps(1)
+    assert loop.told == []
+
+
 @pytest.mark.parametrize(
     ("auto", "remedy"),
     [(True, r"pass optimizer=None and auto=False"), (False, r"by hand, call run\.step")],
 )
 def test_updates_by_hand_are_told_within_a_cycle(auto: bool, remedy: str) -> None:
-    loop = Loop(auto=auto)
+    loop = Loop(auto=auto, cycle=LOGS_LOOKED_AT_MIN)
 
     def batch() -> None:
         for parameter in loop.model.parameters():
             parameter.data.add_(torch.ones_like(parameter), alpha=-0.1)
         loop.checks.logged()
 
-    for _ in range(CYCLE - 1):
+    for _ in range(LOGS_LOOKED_AT_MIN - 1):
         batch()
     assert loop.told == []
     with pytest.warns(LoopWarning, match=f"have changed and no step.*{remedy}"):
