@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator
 from datetime import datetime
@@ -321,11 +322,17 @@ RATE_TIMES_WIDTH = 1.5
 RATE_FACTOR_MAX = 3.0
 """A fifth of that was measured to cost a quarter of the loss, half of it 4%, and twice 4%."""
 
+MEASURING_MAX = 0.05
+"""Share of the time of two peers that measuring the held-out loss may take."""
+MEASURED_OF_STEP = 1 / 3
+"""Work of measuring a sequence, relative to training on it: it has no backward pass."""
+
 
 def remarks(run: RunFile) -> Iterator[str]:
     """Settings that work, and for which others have been found better."""
     step_tokens = run.inner.batch_size * run.data.sequence_length
     outer, inner, model = run.outer, run.inner, run.model
+    yield from _of_measuring(run)
     if outer.momentum > 0.0:
         yield (
             f"outer.momentum is {outer.momentum:g}; with 0 peers hold, send and save half as much, "
@@ -345,4 +352,18 @@ def remarks(run: RunFile) -> Iterator[str]:
             f"mostly noise: eight peers that merge every {SHORT_CYCLE} steps, not every 30, end "
             "with 5 to 6% less loss, for four times the bytes; outer.steps_per_cycle is "
             f"{outer.steps_per_cycle}"
+        )
+
+
+def _of_measuring(run: RunFile) -> Iterator[str]:
+    """One peer measures at each version: in short cycles that is often."""
+    every, steps = run.evaluation.every_versions, run.outer.steps_per_cycle
+    measured_steps = MEASURED_OF_STEP * run.evaluation.sequences / run.inner.batch_size
+    share = measured_steps / (2 * steps * every)
+    if share > MEASURING_MAX and not isinstance(run.data, CustomData):
+        better = math.ceil(every * share / MEASURING_MAX)
+        yield (
+            f"evaluation.every_versions is {every}: of two peers' time {share:.0%} goes into "
+            f"measuring {run.evaluation.sequences} held-out sequences every {every * steps} "
+            f"steps; with {better} it is at most {MEASURING_MAX:.0%}"
         )

@@ -3,6 +3,7 @@ from __future__ import annotations
 import datetime
 import json
 import math
+import re
 from pathlib import Path
 from typing import Any
 
@@ -526,9 +527,32 @@ def test_momentum_rates_and_long_cycles_of_short_steps_are_remarked_on(
         f"data = {{ recipe = 'python_stdlib', sequence_length = 128 }}\n"
         f"inner = {{ optimizer = 'muon', batch_size = {sequences}, learning_rate = {rate} }}\n"
         f"outer = {{ steps_per_cycle = {cycle}, momentum = {momentum} }}\n"
+        "evaluation = { sequences = 1 }\n"
     )
     told = list(remarks(run))
     assert (len(told) == 1 and remarked in told[0]) if remarked else not told
+
+
+@pytest.mark.parametrize(
+    ("cycle", "every", "remarked"),
+    [(24, 1, None), (14, 1, None), (13, 1, "5% .*every 13 steps; with 2 "), (4, 3, "6% .*with 4 ")],
+)
+def test_measurements_that_take_much_of_the_time_are_remarked_on(
+    cycle: int, every: int, remarked: str | None
+) -> None:
+    """With cycles of two steps, and the default, they took a third of the time of two peers."""
+    run = parse(
+        "data = { recipe = 'python_stdlib', sequence_length = 128 }\n"
+        "inner = { optimizer = 'muon', batch_size = 32, learning_rate = 0.012 }\n"
+        f"outer = {{ steps_per_cycle = {cycle} }}\n"
+        f"evaluation = {{ every_versions = {every} }}\n"
+    )
+    told = list(remarks(run))
+    if remarked is None:
+        assert not told
+    else:
+        assert len(told) == 1
+        assert re.search(remarked, told[0])
 
 
 @pytest.mark.parametrize("run", [starting("a-run"), preset("124m")])
