@@ -10,6 +10,7 @@ The demo runs the commands that users run, and reads their ``--json`` output.
 
 from __future__ import annotations
 
+import secrets
 import shlex
 import subprocess
 import time
@@ -33,7 +34,7 @@ from peer.views.watch import sentence
 
 RUN_TEXT = """\
 schema = 1
-name = "demo"
+name = "{name}"
 description = "A byte-level transformer on the sources of the Python standard library."
 seeds = ["{seed}"]
 
@@ -49,8 +50,8 @@ recipe = "python_stdlib"
 sequence_length = 64
 
 [inner]
-optimizer = "adamw"
-learning_rate = 3e-3
+optimizer = "muon"
+learning_rate = 0.02
 batch_size = 16
 
 [schedule]
@@ -58,7 +59,8 @@ warmup_tokens = {warmup_tokens}
 
 [outer]
 fragments = 4
-steps_per_cycle = 24
+steps_per_cycle = 8
+overlap_steps = 2
 codec = "int4"
 
 [rounds]
@@ -68,6 +70,10 @@ round_deadline_s = 20.0
 [membership]
 heartbeat_s = 2.0
 expiry_s = 8.0
+
+[evaluation]
+sequences = 64
+every_versions = 2
 
 [end]
 tokens = {tokens}
@@ -94,10 +100,27 @@ class DemoSettings:
     """Least time per step of the fastest learner."""
     directory: Path
     """Folder for all files of the demo."""
+    template: str = RUN_TEXT
+    """The run file; ``run_text`` fills in its name, seed, tokens and warm-up."""
+    kills: bool = True
+    """Whether one learner is killed, and comes back."""
 
     @property
     def tokens(self) -> int:
         return self.peers * self.steps * STEP_TOKENS
+
+    def run_text(self, seed: str) -> str:
+        """The run file of one demo.
+
+        Its name is its own: beside another demo on the same machine ``shoal start`` would join the
+        run of that one.
+        """
+        return self.template.format(
+            name=f"demo-{secrets.token_hex(4)}",
+            seed=seed,
+            tokens=self.tokens,
+            warmup_tokens=self.tokens // 20,
+        )
 
     @property
     def deadline_s(self) -> float:
@@ -221,9 +244,7 @@ class Demo:
         seed = self._start_bootstrap()
         self.news.append("starting the learner that founds the run")
         look()
-        self.run_text = RUN_TEXT.format(
-            seed=seed, tokens=self.settings.tokens, warmup_tokens=self.settings.tokens // 20
-        )
+        self.run_text = self.settings.run_text(seed)
         run_path = self.settings.directory / "run.toml"
         run_path.write_text(self.run_text, encoding="utf-8")
         founder = self.learners[0]
@@ -256,7 +277,8 @@ class Demo:
         """Kill one learner after a third of the tokens, and start it again after ``DOWN_S``."""
         victim = self.learners[-1]
         merged = max(learner.progress.get("global_tokens", 0) for learner in self.learners)
-        if not self.kills and merged >= self.settings.tokens / 3 and victim.ready_lives:
+        due = self.settings.kills and not self.kills and merged >= self.settings.tokens / 3
+        if due and victim.ready_lives:
             assert victim.process is not None
             kill_tree(victim.process)
             self.kills += 1

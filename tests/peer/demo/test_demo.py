@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from peer.demo.demo import (
-    RUN_TEXT,
     Comparison,
     DemoSettings,
     Point,
@@ -18,6 +17,7 @@ from peer.demo.demo import (
     summary_text,
 )
 from peer.demo.report import split_at_silence, write
+from peer.run_file.contradictions import remarks
 from peer.run_file.reading import parse
 
 
@@ -39,10 +39,14 @@ def result(**changes: object) -> Result:
 LEARNED = Comparison(loss_start=5.5, loss_end=1.9, solo_loss_end=2.1)
 
 
-def test_the_run_file_of_the_demo_is_valid() -> None:
+def test_each_demo_has_a_valid_run_of_its_own(tmp_path: Path) -> None:
+    """A second demo on the same machine joined the run of the first one."""
     seed = "/ip4/127.0.0.1/tcp/7700/p2p/12D3KooWE7jUkqLCMSni6TN3DpkvE4x6y7t6mfGPoBKzwuNrv9fq"
-    run = parse(RUN_TEXT.format(seed=seed, tokens=1000, warmup_tokens=50))
-    assert run.outer.codec == "int4"
+    settings = DemoSettings(directory=tmp_path)
+    first, second = (parse(settings.run_text(seed)) for _ in range(2))
+    assert first.outer.codec == "int4"
+    assert not list(remarks(first))
+    assert first.run_id != second.run_id
 
 
 def test_the_demo_succeeds_only_if_the_swarm_learned_and_the_killed_learner_came_back(

@@ -1,0 +1,141 @@
+"""Cycles of other lengths with real peers: ``python -m tests.benchmark.short_cycles``.
+
+The swarm of ``shoal demo`` without its kill: four learners, each with an agent and a daemon, whose
+steps take ``--pace`` to 1.5 times as many seconds, with other settings of the run file. One line a
+run: held-out loss at the end; mean steps of a learner; rounds a minute; share of the tokens that is
+merged in the end; share of the time for which trainers were blocked; and, from the first round of
+all four on, steps between two merges of a fragment as a cycle really took, share of the cycles
+that passed at a learner without a merge, and median time of a round from commit to adoption.
+
+    python -m tests.benchmark.short_cycles --cycles 24 --set outer.momentum=0.5
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import tempfile
+from collections.abc import Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import NamedTuple
+
+from peer.demo.demo import RUN_TEXT, Demo, DemoSettings, Result
+from peer.demo.report import compare
+from peer.views.event_log import read_events
+
+LINE = "{:>5} {:>3} {:>6} {:>6} {:>11} {:>7} {:>8} {:>6} {:>7} {:>9}"
+HEAD = ("H", "P", "loss", "steps", "rounds/min", "merged", "blocked", "cycle", "missed", "round ms")
+FRAGMENTS_MAX = 4
+
+
+def with_lines(text: str, settings: Sequence[str]) -> str:
+    """A run file with other lines, each named as ``outer.momentum=0``."""
+    for setting in settings:
+        name, _, value = setting.partition("=")
+        section, _, key = name.partition(".")
+        before, head, after = text.partition(f"[{section}]\n")
+        if not head:
+            raise ValueError(f"{setting}: the run file has no section {section}")
+        lines, gap, rest = after.partition("\n\n")
+        kept = [line for line in lines.split("\n") if not line.startswith(f"{key} =")]
+        text = before + head + "\n".join([*kept, f"{key} = {value}"]) + gap + rest
+    return text
+
+
+class Cycles(NamedTuple):
+    """What became of the cycles while all were there."""
+
+    steps: float
+    """Of the median learner, between two merges of a fragment with a learner's work."""
+    missed: float
+    """Share of the cycles, each as long as the run file says, that passed without one."""
+    round_s: float
+
+
+def cycles_of(result: Result, cycle_steps: int) -> Cycles:
+    events = {
+        learner.name: [
+            event
+            for event in read_events(learner.directory / "events.jsonl")
+            if event["event"] == "round"
+        ]
+        for learner in result.learners
+    }
+    began = min(
+        event["at"]
+        for own in events.values()
+        for event in own
+        if len(event["members"]) == len(events)
+    )
+    merged_at: dict[tuple[str, int], list[float]] = {}
+    for name, own in events.items():
+        for event in own:
+            if event["contributed"] and event["at"] >= began:
+                merged_at.setdefault((name, event["fragment"]), []).append(event["at"])
+    step_s = statistics.median(each.progress["step_time_s"] for each in result.learners)
+    gaps = [
+        (after - before) / step_s for at in merged_at.values() for before, after in pairwise(at)
+    ]
+    missed = sum(max(0, round(gap / cycle_steps) - 1) for gap in gaps)
+    seconds = [event["seconds"] for own in events.values() for event in own]
+    return Cycles(
+        statistics.mean(gaps), missed * cycle_steps / sum(gaps), statistics.median(seconds)
+    )
+
+
+def trial(text: str, cycle_steps: int, *, steps: int, pace_s: float, folder: Path) -> list[str]:
+    """Run one swarm; returns its figures, from the loss on, as texts."""
+    settings = DemoSettings(
+        steps=steps, pace_s=pace_s, directory=folder, template=text, kills=False
+    )
+    with Demo(settings) as swarm:
+        result = swarm.run(lambda: None)
+    loss, cycles = compare(settings, result).loss_end, cycles_of(result, cycle_steps)
+    minutes = max(each.progress["trained_s"] for each in result.learners) / 60
+    return [
+        f"{loss:.3f}",
+        f"{statistics.mean(each.progress['steps'] for each in result.learners):.0f}",
+        f"{result.rounds / minutes:.0f}",
+        f"{result.tokens['merged'] / result.tokens['processed']:.1%}",
+        f"{result.blocked_fraction:.2%}",
+        f"{cycles.steps:.1f}",
+        f"{cycles.missed:.1%}",
+        f"{1000 * cycles.round_s:.0f}",
+    ]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--cycles", type=int, nargs="+", default=[24, 8, 4, 2])
+    parser.add_argument("--fragments", type=int, help="default: half of the cycle, at most four")
+    parser.add_argument("--pace", type=float, default=0.25)
+    parser.add_argument("--steps", type=int, default=240)
+    parser.add_argument("--set", action="append", default=[], help="section.key=value, as in TOML")
+    parser.add_argument("--repeat", type=int, default=1)
+    parser.add_argument("--folder", type=Path, help="keep all files of the runs here")
+    options = parser.parse_args()
+    print(LINE.format(*HEAD), flush=True)
+    for number in range(options.repeat):
+        for cycle in options.cycles:
+            fragments = options.fragments or max(1, min(FRAGMENTS_MAX, cycle // 2))
+            own = (
+                f"outer.steps_per_cycle={cycle}",
+                f"outer.overlap_steps={max(1, cycle // 4)}",
+                f"outer.fragments={fragments}",
+            )
+            text = with_lines(RUN_TEXT, [*own, *options.set])
+            with tempfile.TemporaryDirectory() as new:
+                folder = Path(new) if options.folder is None else options.folder
+                figures = trial(
+                    text,
+                    cycle,
+                    steps=options.steps,
+                    pace_s=options.pace,
+                    folder=folder / f"{cycle}-{number}",
+                )
+            print(LINE.format(cycle, fragments, *figures), flush=True)
+
+
+if __name__ == "__main__":
+    main()
