@@ -47,40 +47,32 @@ class Cycles(NamedTuple):
     """What became of the cycles while all were there."""
 
     steps: float
-    """Of the median learner, between two merges of a fragment with a learner's work."""
+    """Own steps between two merges of a fragment with a learner's work, mean of all learners."""
     missed: float
     """Share of the cycles, each as long as the run file says, that passed without one."""
     round_s: float
 
 
 def cycles_of(result: Result, cycle_steps: int) -> Cycles:
-    events = {
-        learner.name: [
-            event
-            for event in read_events(learner.directory / "events.jsonl")
-            if event["event"] == "round"
-        ]
-        for learner in result.learners
-    }
-    began = min(
-        event["at"]
-        for own in events.values()
-        for event in own
-        if len(event["members"]) == len(events)
-    )
-    merged_at: dict[tuple[str, int], list[float]] = {}
-    for name, own in events.items():
-        for event in own:
-            if event["contributed"] and event["at"] >= began:
-                merged_at.setdefault((name, event["fragment"]), []).append(event["at"])
     step_s = statistics.median(each.progress["step_time_s"] for each in result.learners)
-    gaps = [
-        (after - before) / step_s for at in merged_at.values() for before, after in pairwise(at)
-    ]
-    missed = sum(max(0, round(gap / cycle_steps) - 1) for gap in gaps)
-    seconds = [event["seconds"] for own in events.values() for event in own]
+    gaps, cycles, seconds = [], [], []
+    for learner in result.learners:
+        merged_at: dict[int, list[int]] = {}
+        for event in read_events(learner.directory / "events.jsonl"):
+            if event["event"] != "round":
+                continue
+            seconds.append(event["seconds"])
+            whole = len(event["members"]) == len(result.learners)
+            if event["contributed"] and (whole or merged_at):
+                _, step, *_ = event["marks"][learner.progress["peer"]]
+                merged_at.setdefault(event["fragment"], []).append(step)
+        own = [after - before for at in merged_at.values() for before, after in pairwise(at)]
+        gaps.append(statistics.mean(own))
+        # A slow learner makes fewer steps in a cycle.
+        interval = cycle_steps * step_s / learner.progress["step_time_s"]
+        cycles += [max(1, round(gap / interval)) for gap in own]
     return Cycles(
-        statistics.mean(gaps), missed * cycle_steps / sum(gaps), statistics.median(seconds)
+        statistics.mean(gaps), 1.0 - len(cycles) / sum(cycles), statistics.median(seconds)
     )
 
 
