@@ -85,6 +85,7 @@ SLOWEST = 1.5
 
 LOOK_EVERY_S = 0.25
 START_WITHIN_S = 90.0
+HELD_OUT = "held-out loss of the swarm: "
 DOWN_S = 6.0
 """Time after which the killed learner is started again."""
 
@@ -151,13 +152,18 @@ class Learner:
     last: str = ""
     rounds: set[tuple[int, int]] = field(default_factory=set)
     blocked_s: list[float] = field(default_factory=list)
-    """One entry per life; likewise in the next two."""
+    """One entry per life; likewise in the next three."""
     alive_s: list[float] = field(default_factory=list)
     bytes_sent: list[int] = field(default_factory=list)
+    steps_made: list[int] = field(default_factory=list)
     ready_lives: int = 0
     came_back: bool = False
     """``True`` once it has been started again after the kill."""
     merged_after_return: bool = False
+
+    @property
+    def steps(self) -> int:
+        return sum(self.steps_made)
 
     @property
     def training(self) -> bool:
@@ -272,6 +278,7 @@ class Demo:
         learner.blocked_s.append(0.0)
         learner.alive_s.append(0.0)
         learner.bytes_sent.append(0)
+        learner.steps_made.append(0)
 
     def _kill_and_restart(self) -> None:
         """Kill one learner after a third of the tokens, and start it again after ``DOWN_S``."""
@@ -303,6 +310,7 @@ class Demo:
             learner.blocked_s[-1] = record["blocked_s"]
             learner.alive_s[-1] = record["trained_s"]
             learner.bytes_sent[-1] = record["bytes_sent"]
+            learner.steps_made[-1] = record["steps"]
             if record.get("loss") is not None:
                 learner.losses.append(Point(self.elapsed_s, record["loss"]))
         elif event == "round":
@@ -314,7 +322,7 @@ class Demo:
             if record["version"] not in self._measured:  # every learner reports each measurement
                 self._measured.add(record["version"])
                 learner.held_out.append(Point(self.elapsed_s, record["loss"]))
-                self.news.append(f"held-out loss of the swarm: {record['loss']:.3f}")
+                self.news.append(f"{HELD_OUT}{record['loss']:.3f}")
         elif event == "phase" and record.get("name") == "ready":
             learner.ready_lives += 1
             self.news.append(f"{learner.name} is training")
@@ -360,7 +368,7 @@ class Demo:
                 PeerRow(
                     name=learner.name,
                     state=state,
-                    steps=p.get("steps", 0),
+                    steps=learner.steps,
                     step_time_s=p.get("step_time_s"),
                     loss=p.get("loss"),
                     version=min(p.get("versions", ()), default=None),
@@ -369,6 +377,8 @@ class Demo:
                 )
             )
         points = sorted((p for x in self.learners for p in x.losses), key=lambda point: point.at_s)
+        measured = [line for line in self.news if line.startswith(HELD_OUT)]
+        others = [line for line in self.news if not line.startswith(HELD_OUT)]
         return View(
             title="shoal demo",
             elapsed_s=self.elapsed_s,
@@ -383,7 +393,7 @@ class Demo:
                 trained_s=sum(sum(x.alive_s) for x in self.learners),
             ),
             peers=rows,
-            news=self.news,
+            news=[*others, *measured[-1:]],
         )
 
 

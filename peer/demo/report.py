@@ -74,7 +74,7 @@ def write(directory: Path, result: Result, compared: Comparison, record: Mapping
     rows = [
         [
             learner.name,
-            str(learner.progress["steps"]),
+            str(learner.steps),
             f"{learner.progress['step_time_s']:.2f}",
             bytes_text(sum(learner.bytes_sent)),
             str(len(learner.rounds)),

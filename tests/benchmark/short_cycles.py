@@ -87,7 +87,7 @@ def trial(text: str, cycle_steps: int, *, steps: int, pace_s: float, folder: Pat
     minutes = max(each.progress["trained_s"] for each in result.learners) / 60
     return [
         f"{loss:.3f}",
-        f"{statistics.mean(each.progress['steps'] for each in result.learners):.0f}",
+        f"{statistics.mean(each.steps for each in result.learners):.0f}",
         f"{result.rounds / minutes:.0f}",
         f"{result.tokens['merged'] / result.tokens['processed']:.1%}",
         f"{result.blocked_fraction:.2%}",

@@ -9,8 +9,11 @@ from pathlib import Path
 import pytest
 
 from peer.demo.demo import (
+    HELD_OUT,
     Comparison,
+    Demo,
     DemoSettings,
+    Learner,
     Point,
     Result,
     summary,
@@ -83,3 +86,31 @@ def test_the_demo_needs_no_plots_to_show_what_it_found(
     record = summary(DemoSettings(directory=tmp_path), result(), LEARNED)
     write(tmp_path, result(), LEARNED, record)
     assert [path.name for path in tmp_path.iterdir()] == ["demo.html"]
+
+
+def started_again(demo: Demo) -> Learner:
+    """The last learner, which made 30 steps before it was killed, and 40 since."""
+    learner = demo.learners[-1]
+    for steps in (30, 40):
+        for per_life in (learner.blocked_s, learner.alive_s, learner.bytes_sent):
+            per_life.append(1)
+        learner.steps_made.append(steps)
+    learner.progress.update(steps=40, step_time_s=0.25, fates={"merged": 70.0})
+    return learner
+
+
+def test_the_steps_of_a_learner_that_came_back_are_those_of_all_its_lives(tmp_path: Path) -> None:
+    """The page said that it had made fewer steps than were merged."""
+    demo = Demo(DemoSettings(directory=tmp_path))
+    learner = started_again(demo)
+    assert demo.view().peers[-1].steps == 70
+    shown = result(learners=(learner,))
+    write(tmp_path, shown, LEARNED, summary(demo.settings, shown, LEARNED))
+    assert "<td>70</td>" in (tmp_path / "demo.html").read_text()
+
+
+def test_the_screen_has_the_newest_held_out_loss_and_all_other_news(tmp_path: Path) -> None:
+    """A dozen measurements hid the kill."""
+    demo = Demo(DemoSettings(directory=tmp_path))
+    demo.news += [f"{HELD_OUT}2.0", "kill -9 learner-3", f"{HELD_OUT}1.9", f"{HELD_OUT}1.8"]
+    assert demo.view().news == ["kill -9 learner-3", f"{HELD_OUT}1.8"]
