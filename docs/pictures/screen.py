@@ -42,7 +42,7 @@ def record() -> list[str]:
     console = Console(width=COLUMNS, height=LINES, color_system=None, force_terminal=False)
     with (
         tempfile.TemporaryDirectory() as folder,
-        Demo(DemoSettings(peers=4, steps=160, directory=Path(folder))) as swarm,
+        Demo(DemoSettings(directory=Path(folder))) as swarm,
     ):
 
         def look() -> None:
