@@ -223,7 +223,7 @@ class Commit(_Part, frozen=True, kw_only=True):
 
     @property
     def codecs(self) -> tuple[str, str]:
-        """The codecs of uploads and of merged slices. In a meld each names three."""
+        """The codecs of uploads and of merged slices. In a meld each names those of states, too."""
         if self.codec_down is None:
             return self.codec, self.codec
         _, slash, states = self.codec.partition("/")

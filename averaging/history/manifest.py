@@ -97,18 +97,16 @@ def identity_of(data: bytes) -> bytes:
     return _decoder.decode(data).identity()
 
 
-def read_manifest(data: bytes, *, fragment: int, values: int) -> Manifest:
-    """Decode a manifest and check that it fits the layout. Raises ``BadMessage``."""
+def read_manifest(data: bytes, *, fragment: int, pieces: Pieces) -> Manifest:
+    """Decode a manifest and check that it has these pieces. Raises ``BadMessage``."""
     manifest = unpacked(data, _decoder, "a manifest")
     if manifest.fragment != fragment:
         raise BadMessage(
             f"a manifest of fragment {manifest.fragment}; the request was for fragment {fragment}"
         )
-    expected = Pieces(values).count * PIECE_DIGEST_BYTES
+    expected = pieces.count * PIECE_DIGEST_BYTES
     if len(manifest.digests) != expected:
-        raise BadMessage(
-            f"{len(manifest.digests)} bytes of piece digests; the layout says {expected}"
-        )
+        raise BadMessage(f"{len(manifest.digests)} bytes of piece digests; the run has {expected}")
     places = [(link.version, link.lineage) for link in manifest.links]
     if places[-1:] != [(manifest.version, manifest.lineage)]:
         raise BadMessage("the chain does not end in the state's own version and lineage")

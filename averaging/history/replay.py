@@ -51,7 +51,7 @@ from averaging.numbers.arrays import Buffer, Float32s, uninitialised_floats
 from averaging.numbers.chunks import digests_of_slices
 from averaging.numbers.codec import Codec, Scratch
 from averaging.numbers.codecs import codec_named, codec_names
-from averaging.numbers.outer import Nesterov, Step, step_encoded
+from averaging.numbers.outer import Nesterov, Step, keeps_momentum, step_encoded
 
 HEAD_MAX_BYTES = messages.MESSAGE_MAX_BYTES
 _ENTRY_OVERHEAD_BYTES = 1024
@@ -175,9 +175,12 @@ def advance(
     codec = entry.head.codec
     if len(entry.payload) != codec.encoded_size(sizes):
         raise BadPayload(codec.name, f"a payload of {len(entry.payload)} bytes")
+    commit = entry.head.commit
+    if keeps_momentum(commit.mu) != (state.momentum.size > 0):
+        reason = f"its mu is {commit.mu:g}; the state has {state.momentum.size} values of momentum"
+        raise LineageBroken(commit.fragment, commit.version, reason)
     theta, momentum = floats(state.theta.size), floats(state.momentum.size)
     np.copyto(momentum, state.momentum)
-    commit = entry.head.commit
     made, optimizer = Step(state.theta, theta, momentum), Nesterov(commit.eta, commit.mu)
     step_encoded(made, codec, entry.payload, sizes, optimizer, scratch)
     return standing.state(state.fragment, theta, momentum)
@@ -285,9 +288,11 @@ def rewound(
         commit, codec = entry.head.commit, entry.head.codec
         eta, mu = np.float32(commit.eta), np.float32(commit.mu)
         for part, delta in codec.pieces(entry.payload, sizes, 1.0, scratch):
-            b = momentum[part]
-            theta[part] += eta * (delta + mu * b)
+            moved = delta
             if mu:
+                b = momentum[part]
+                moved = delta + mu * b
                 b -= delta
                 b /= mu
+            theta[part] += eta * moved
     return theta

@@ -12,6 +12,8 @@ from averaging.history.lineage import Lineage, bound, origin
 from averaging.history.merged_map import MergedMap
 from averaging.messages import Link
 from averaging.numbers.arrays import Float32s
+from averaging.numbers.layout import Fragment
+from averaging.numbers.outer import keeps_momentum
 
 PIECE_BYTES = 512 << 10
 """Size of a piece, which never straddles the two vectors. Digests depend on it."""
@@ -41,13 +43,28 @@ class FragmentState:
     peer takes the state."""
 
     @classmethod
-    def founded(cls, layout_hash: bytes, fragment: int, theta: Float32s) -> FragmentState:
-        """Return version 0 of a run: a founder's own parameters, no momentum, nothing merged."""
+    def founded(
+        cls, layout_hash: bytes, fragment: int, theta: Float32s, momentum: int
+    ) -> FragmentState:
+        """Return version 0 of a run: a founder's own parameters, nothing merged.
+
+        ``momentum``: its number of values, all zeros (``Pieces``).
+        """
         history = origin(layout_hash, fragment, blake3.blake3(as_bytes(theta)).digest())
         nothing = MergedMap()
         lineage = bound(history, nothing.digest())
         chain = Chain([Link(0, lineage, 0)])
-        return cls(fragment, 0, lineage, chain, theta, np.zeros_like(theta), nothing, history)
+        zeros = np.zeros(momentum, np.float32)
+        return cls(fragment, 0, lineage, chain, theta, zeros, nothing, history)
+
+    @property
+    def vectors(self) -> tuple[Float32s, ...]:
+        """Theta, and momentum where the run has it."""
+        return (self.theta, self.momentum) if self.momentum.size else (self.theta,)
+
+    @property
+    def pieces(self) -> Pieces:
+        return Pieces(self.theta.size, self.momentum.size)
 
     def follows(self, version: int, lineage: Lineage) -> bool:
         """Return whether this is that state, or a later one of its history."""
@@ -56,7 +73,7 @@ class FragmentState:
     def piece_digests(self) -> bytes:
         """The digest of each piece of theta, then of each piece of momentum. It reads every byte:
         work for a thread."""
-        pieces, vectors = Pieces(self.theta.size), (as_bytes(self.theta), as_bytes(self.momentum))
+        pieces, vectors = self.pieces, (as_bytes(self.theta), as_bytes(self.momentum))
         views = (pieces.view(index, *vectors) for index in range(pieces.count))
         return b"".join(blake3.blake3(view).digest() for view in views)
 
@@ -68,23 +85,39 @@ class FragmentState:
 
 @dataclass(frozen=True, slots=True)
 class Pieces:
-    """The pieces of the two vectors of a fragment with ``values`` values."""
+    """The pieces of a fragment's two vectors, by their numbers of values."""
 
-    values: int
+    theta: int
+    momentum: int
+
+    @classmethod
+    def of(cls, fragment: Fragment, mu: float) -> Pieces:
+        """Those of a run with this outer momentum. Statistics have no outer optimizer."""
+        has_momentum = keeps_momentum(mu) and not fragment.has_statistics
+        return cls(fragment.size, fragment.size * has_momentum)
 
     @property
     def of_theta(self) -> int:
         """Number of pieces of theta, which come first."""
-        return -(-self.values * 4 // PIECE_BYTES)
+        return -(-self.theta * 4 // PIECE_BYTES)
 
     @property
     def count(self) -> int:
-        return 2 * self.of_theta
+        return self.of_theta + -(-self.momentum * 4 // PIECE_BYTES)
+
+    @property
+    def size_bytes(self) -> int:
+        return 4 * (self.theta + self.momentum)
 
     def view(self, index: int, theta: memoryview, momentum: memoryview) -> memoryview:
         """Return piece ``index`` of the two vectors' bytes."""
         vector, at = (theta, index) if index < self.of_theta else (momentum, index - self.of_theta)
         return vector[at * PIECE_BYTES : (at + 1) * PIECE_BYTES]
+
+
+def value_bytes(mu: float) -> int:
+    """Bytes of a state for each value of the model."""
+    return 4 * (1 + keeps_momentum(mu))
 
 
 def as_bytes(vector: Float32s) -> memoryview:

@@ -19,7 +19,7 @@ from averaging import messages as said
 from averaging.history.lineage import Lineage
 from averaging.history.replay import ReplayEntry
 from averaging.history.standing import Standing
-from averaging.history.state import FragmentState
+from averaging.history.state import FragmentState, value_bytes
 from averaging.live.fragment import FragmentWork
 from averaging.live.learner_port import LearnerPort
 from averaging.live.services import Services, rings_at
@@ -69,7 +69,7 @@ class Averager(Services):
             library=self,
             threads=self.threads,
             prefers=self.is_established,
-            state_bytes=8 * sum(fragment.size for fragment in terms.layout.fragments),
+            state_bytes=value_bytes(terms.policy.mu) * terms.layout.size,
             line=self.transport.up,
             uplink=self.uplink,
         )
@@ -164,11 +164,10 @@ class Averager(Services):
         """The work of each fragment. ``states``: those that are known, of a checkpoint."""
         known = {state.fragment: state for state in states if state is not None}
         for state in known.values():
-            expected = self.terms.layout.fragments[state.fragment].size
-            if state.theta.size != expected or state.momentum.size != expected:
+            expected = self.terms.pieces(state.fragment)
+            if state.pieces != expected:
                 raise ValueError(
-                    f"fragment {state.fragment} has {state.theta.size} values of theta and "
-                    f"{state.momentum.size} of momentum; the layout says {expected}"
+                    f"fragment {state.fragment} has {state.pieces}; the run's is {expected}"
                 )
         count = len(self.terms.layout.fragments)
         return [FragmentWork(self, index, known.get(index)) for index in range(count)]

@@ -21,7 +21,7 @@ from averaging.history.lineage import Lineage
 from averaging.history.manifest import Manifest, digest_of_pieces
 from averaging.history.replay import ReplayEntry, ReplayLog, advance
 from averaging.history.standing import Standing
-from averaging.history.state import FragmentState
+from averaging.history.state import FragmentState, Pieces
 from averaging.live.services import Services
 from averaging.live.states.fetcher import SOURCES_MAX, FetchFailed
 from averaging.messages import Commit, Head, Signatures
@@ -283,11 +283,11 @@ class Following:
         averager = self._averager
         timeout_s = state_timeout_s(
             averager.terms.policy,
-            self._state_bytes,
+            self._pieces.size_bytes,
             line_bytes_s=averager.transport.down.bytes_per_s,
         )
         state = await averager.fetcher.state(
-            self._work.index, self._work.fragment.size, sources, trust=trust, timeout_s=timeout_s
+            self._work.index, self._pieces, sources, trust=trust, timeout_s=timeout_s
         )
         return await self._fit(state, named)
 
@@ -305,8 +305,8 @@ class Following:
         return state
 
     @property
-    def _state_bytes(self) -> int:
-        return 2 * 4 * self._work.fragment.size
+    def _pieces(self) -> Pieces:
+        return self._averager.terms.pieces(self._work.index)
 
     def _is_newer(self, theirs: Standing, *, effect: CatchUp | None = None) -> bool:
         mine, machine = self._work.state, self._work.machine

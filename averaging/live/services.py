@@ -15,6 +15,7 @@ from collections.abc import Callable, Coroutine
 from contextlib import AbstractAsyncContextManager, nullcontext
 from typing import Any
 
+from averaging.history.state import value_bytes
 from averaging.live.learner_port import LearnerPort
 from averaging.live.settings import (
     AveragerSettings,
@@ -95,9 +96,10 @@ class Services(ABC):
         self.stats = AveragerStats()
         self.topic = topic_of(terms.run, terms.layout, around.rollback)
         self.threads = Threads(self.settings.threads)
-        # Enough for what one round of the largest fragment lets go: an old theta, three payloads.
+        # Enough for what one round of the largest fragment lets go: an old state, three payloads.
         largest = max(fragment.size for fragment in terms.layout.fragments)
-        self.arena = Arena(min(self.settings.spare_bytes_max, 10 * largest))
+        round_bytes = (2 + value_bytes(terms.policy.mu)) * largest
+        self.arena = Arena(min(self.settings.spare_bytes_max, round_bytes))
         self.floats = (around.state_files or self.arena).floats
         """Gives the memory of states."""
         self.uplink = Uplink(self._slow_uplink_bytes_s)

@@ -12,7 +12,7 @@ from typing import Any
 
 import blake3
 
-from averaging.history.state import FragmentState
+from averaging.history.state import FragmentState, Pieces
 from averaging.live.guard import Guard
 from averaging.live.slices.watch import Watch
 from averaging.live.states.fetcher import FetchProgress
@@ -123,6 +123,10 @@ class RunTerms:
     policy: RoundPolicy
     book: OrderBook = field(default_factory=OrderBook)
     """Orders of the run's owner; ``Averager.follow`` puts newer ones there."""
+
+    def pieces(self, fragment: int) -> Pieces:
+        """Those of a fragment's state."""
+        return Pieces.of(self.layout.fragments[fragment], self.policy.mu)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

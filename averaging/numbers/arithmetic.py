@@ -1,7 +1,7 @@
 """The arithmetic of a round, chunk by chunk: encode, check, merge, step.
 
 Members exchange displacements in the codecs of their commit, one for each way. Where they stand on
-several states, theta and momentum travel besides, and the outer step is taken on their means.
+several states, their theta and momentum travel besides, and the outer step is taken on the means.
 
 The bytes do not depend on how units are grouped into chunks. Every function here is work for a
 thread, not for an event loop.
@@ -29,7 +29,7 @@ from averaging.numbers.codec import Addends, Codec, Scratch
 from averaging.numbers.codecs import codec_named
 from averaging.numbers.layout import Fragment
 from averaging.numbers.merge import Units, merge_encoded, rule_named
-from averaging.numbers.outer import Nesterov, Step, step_encoded
+from averaging.numbers.outer import Nesterov, Step, keeps_momentum, step_encoded
 from averaging.numbers.tiles import peaks_of, plan_of, row_starts, view_of
 
 
@@ -46,7 +46,7 @@ class Moved:
     that adopts the merged version relative to them keeps the rest, which encoding lost, in its
     parameters, so it is part of what the learner offers next."""
     carried: tuple[Float32s, ...] = field(default=(), kw_only=True)
-    """Theta and momentum, where states travel."""
+    """The vectors of the own state, where states travel."""
 
     def shortened(self, part: slice) -> Float32s:
         """The values that are the given share of the way from ``base``."""
@@ -92,7 +92,7 @@ class Weighted(Addends):
 class Numbers:
     """The arithmetic of one round.
 
-    ``codec``: of contributions, one name, or where states travel three of them, such as
+    ``codec``: of contributions, one name, or where states travel one for each vector, such as
     ``int4/f32/f16``, for displacement, theta and momentum. ``codec_down``: of the merged
     displacement, if it is another one. Taking the outer step first and averaging states afterwards
     equals averaging everything and taking one step, for merge rules that are means
@@ -103,8 +103,9 @@ class Numbers:
         self, *, codec: str, codec_down: str | None = None, merge: str, eta: float, mu: float
     ) -> None:
         moved, *states = map(codec_named, codec.split("/"))
-        if len(states) not in (0, 2):
-            raise ValueError(f"codec is {codec!r}; where states travel it has three names")
+        if len(states) not in (0, 1 + keeps_momentum(mu)):
+            count = 2 + keeps_momentum(mu)
+            raise ValueError(f"codec is {codec!r}; where states travel it has {count} names")
         self.up = Columns(moved, *states)
         self.down = Columns(codec_named(codec_down) if codec_down else moved, *states)
         self._states = states
@@ -178,7 +179,7 @@ class Numbers:
         for group in self.down.groups(chunk, data):
             part, (moved, *states) = made.of(group.values), group.columns
             if states:
-                for codec, column, vector in zip(self._states, states, part[1:], strict=True):
+                for codec, column, vector in zip(self._states, states, part[1:], strict=False):
                     codec.decode(column, group.sizes, vector, scratch)
                 self.norm += squared_norm(part.theta)
                 self._distance += squared_norm(part.before - part.theta)
@@ -187,7 +188,7 @@ class Numbers:
 
 
 def encoded_size(codec: str, sizes: Sequence[int]) -> int:
-    """Return the bytes of a contribution in the codec that a commit names; a meld's names three."""
+    """Return the bytes of a contribution in the codec that a commit names, a meld's in several."""
     return sum(codec_named(name).encoded_size(sizes) for name in codec.split("/"))
 
 
@@ -199,7 +200,7 @@ def cutting_of(commit: Commit, fragment: Fragment, numbers: Numbers) -> Cutting:
 def numbers_of(commit: Commit) -> Numbers:
     """Return a commit's arithmetic. Raises ``ValueError`` for an unknown codec or rule."""
     if commit.melds != ("/" in commit.codec):
-        raise ValueError(f"codec is {commit.codec!r}; one of three names is where states travel")
+        raise ValueError(f"codec is {commit.codec!r}; one of several names is where states travel")
     return Numbers(
         codec=commit.codec,
         codec_down=commit.codec_down,

@@ -4,8 +4,8 @@
 
 (Decoupled DiLoCo, arXiv 2604.21428; DiLoCo, arXiv 2311.08105.) Everything is fp32, and every
 multiply and every add is a ufunc call of its own: a fused multiply-add would round once where
-another machine rounds twice. With mu = 0 the momentum is neither read nor written, because writing
-it is a third of the work of a step.
+another machine rounds twice. With mu = 0 no step needs momentum, and states have none
+(``keeps_momentum``).
 
 The default is mu = 0 (``averaging.rules.policy``). Momentum lengthens outer steps, as a higher
 inner learning rate lengthens all steps: it gains where that rate is low for the number of merges,
@@ -33,6 +33,11 @@ class Nesterov:
 
     eta: float
     mu: float
+
+
+def keeps_momentum(mu: float) -> bool:
+    """True if states have momentum. Without it theirs is an empty vector, wherever it goes."""
+    return mu > 0
 
 
 class Step(NamedTuple):

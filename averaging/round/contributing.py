@@ -67,7 +67,7 @@ def contribution(
         return given
     assert state is not None
     own_map = ParentMap(state.merged, state.history)
-    return replace(given, own_map=own_map, carried=(state.theta, state.momentum))
+    return replace(given, own_map=own_map, carried=state.vectors)
 
 
 @dataclass(frozen=True, slots=True)

@@ -101,8 +101,7 @@ def prefers_replay(
     if before is None or isinstance(effect, Rebase):
         return False
     missed = effect.version - before.version
-    state_bytes = before.theta.nbytes + before.momentum.nbytes
-    return needs_way or missed * payload_bytes <= state_bytes
+    return needs_way or missed * payload_bytes <= before.pieces.size_bytes
 
 
 def is_newer(

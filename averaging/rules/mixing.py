@@ -1,10 +1,10 @@
 """Mixing: how lineages become one, in rounds that average states and at the end of a run.
 
 A round whose members stand on one state is a **merge** of their displacements. Where they stand on
-several it is a **meld**: every member uploads its displacement, its theta and its momentum. The
-reducers average all three, and everybody takes the outer step on the reducers' bytes and leaves
-with equal bits, on a lineage that grew out of those that a contributor stands on. A meld is a
-barrier for replay: a peer that was away fetches a state.
+several it is a **meld**: every member uploads its displacement, its theta and its momentum (if the
+run has it: ``outer.keeps_momentum``). The reducers average each of them, and everybody takes the
+outer step on the reducers' bytes and leaves with equal bits, on a lineage that grew out of those
+that a contributor stands on. A meld is a barrier for replay: a peer that was away fetches a state.
 
 Where all peers fit into one group, two lineages are the sides of a healed fork, and a meld makes
 one of them. With more peers than one group holds, peers are dealt into groups by a hash that
@@ -29,10 +29,10 @@ its own weights, peers would drift apart without bound.
   7079, 7319 and 201069). The price: work on a lighter side, or in a round that a majority gives up
   and nobody finishes, can be lost.
 
-A value then costs 6.5 bytes up and as many down, where a merge in int4 costs half a byte each way,
-so several groups want long cycles. Rarer melds and other codecs were measured on 21 November 2026
-(RESULTS, 'Swarms of several groups', has the set-up). The columns: loss of the mean model, of
-peers' own models, dispersion, merged tokens, bytes per token.
+A value then costs 6.5 bytes up and as many down (4.5 without momentum), where a merge in int4 costs
+half a byte each way, so several groups want long cycles. Rarer melds and other codecs were measured
+on 21 November 2026 (RESULTS, 'Swarms of several groups', has the set-up). The columns: loss of the
+mean model, of peers' own models, dispersion, merged tokens, bytes per token.
 
     meld every version, f32 theta, f16 momentum   0.0049  0.069  3.3  95%  19.4
     f16 theta, int8 momentum                      0.0051  0.069  3.3  96%  16.7
@@ -95,6 +95,7 @@ from averaging.history.standing import (
     tokens_of,
 )
 from averaging.messages import Head
+from averaging.numbers.outer import keeps_momentum
 
 MELD_LAG: Final = 2
 """Versions that a peer may be behind and still take part as it is, in a swarm of several groups."""
@@ -128,9 +129,10 @@ class MixingPolicy:
     theta: str = "f32"
     momentum: str = "f16"
 
-    def codec(self, displacement: str) -> str:
+    def codec(self, displacement: str, mu: float) -> str:
         """Return the codec of a meld's uploads, as ``averaging.numbers.arithmetic`` reads it."""
-        return f"{displacement}/{self.theta}/{self.momentum}"
+        states = (self.theta, self.momentum) if keeps_momentum(mu) else (self.theta,)
+        return "/".join((displacement, *states))
 
 
 LINKS_SEARCHED = 1024

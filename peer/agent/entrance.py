@@ -16,7 +16,7 @@ from functools import partial
 import numpy as np
 from multiaddr import Multiaddr
 
-from averaging.history.state import FragmentState
+from averaging.history.state import FragmentState, Pieces
 from averaging.live.averager import Averager
 from averaging.numbers.arrays import Float32s
 from averaging.round.interface.phase import Phase as RoundPhase
@@ -308,7 +308,7 @@ class Entrance:
                 values = await self._port.values(fragment, timeout_s=1.0)
             if values is None:
                 return FirstStates()
-            theta, layout = here.floats(values.size), here.layout.hash
+            theta = here.floats(values.size)
             np.copyto(theta, values)
             if not np.isfinite(theta).all():
                 units = here.layout.fragments[fragment].units
@@ -320,7 +320,9 @@ class Entrance:
                     "them what was in memory)",
                     section="weights-not-finite",
                 )
-            state = FragmentState.founded(layout, fragment, theta)
+            part, mu = here.layout.fragments[fragment], here.run_file.outer.momentum
+            momentum = Pieces.of(part, mu).momentum
+            state = FragmentState.founded(here.layout.hash, fragment, theta, momentum)
             states.append(state)
             self._port.adopt(fragment, state, contained=self._memory.offered(fragment)[0])
         here.event("founded", fragments=len(states))

@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from typing import Any
 
 from averaging import messages
-from averaging.history.state import FragmentState
+from averaging.history.state import FragmentState, value_bytes
 from averaging.live.averager import Averager
 from averaging.rules.peer_view import PeerView
 from dht.errors import DhtError
@@ -77,7 +77,7 @@ class Leaving:
             date_left_s=peer.seconds_left(),
             owner_set_version=order is not None and order.version is not None,
             owner_set_date=order is not None and order.at is not None,
-            state_bytes=8 * peer.layout.size,
+            state_bytes=value_bytes(peer.run_file.outer.momentum) * peer.layout.size,
             round_bytes=averager.round_bytes(),
             bytes_per_s=averager.bytes_per_s,
         )

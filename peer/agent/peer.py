@@ -16,7 +16,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from averaging.history.state import FragmentState
+from averaging.history.state import FragmentState, value_bytes
 from averaging.live.averager import Averager
 from averaging.live.states.state_files import StateFiles, working_bytes
 from averaging.numbers.arrays import Float32s, uninitialised_floats
@@ -109,7 +109,9 @@ class Peer:
                 "run_name": self.run_file.name,
             },
         )
-        place = place_of_state(seat.settings.state_on_disk, layout.size, seat.directory)
+        mu = seat.run.outer.momentum
+        size = value_bytes(mu) * layout.size
+        place = place_of_state(seat.settings.state_on_disk, size, seat.directory)
         self.state_files: StateFiles | None = None
         """Memory of the states; ``None``: that of the process."""
         if place.on_disk:
@@ -117,7 +119,7 @@ class Peer:
             self.state_files = files = StateFiles(
                 seat.directory,
                 allowed_bytes=lambda: guest.disk.state,
-                working_bytes_max=working_bytes(largest),
+                working_bytes_max=working_bytes(largest, mu),
             )
             guest.state_bytes = lambda: files.used_bytes
         self._state_place = place.text
@@ -125,7 +127,7 @@ class Peer:
         """Earlier states, in a run whose owner may take it back to them."""
         if seat.run.policy.owner is not None:
             self.good = GoodStates(
-                seat.directory / GOOD, layout, allowed_bytes=lambda: guest.disk.outer
+                seat.directory / GOOD, layout, mu, allowed_bytes=lambda: guest.disk.outer
             )
         self.owner = OwnersOrders(
             run=seat.run, fragments=len(layout.fragments), good=self.good, versions=self.versions

@@ -22,12 +22,12 @@ VOLATILE = frozenset(("tmpfs", "ramfs", "devtmpfs"))
 """File systems that keep files in memory."""
 
 
-def place_of_state(wish: str, values: int, folder: Path) -> StatePlace:
-    """The place of a state of so many values. ``wish``: the value of ``--state-on-disk``."""
+def place_of_state(wish: str, size: int, folder: Path) -> StatePlace:
+    """The place of a state of so many bytes. ``wish``: the value of ``--state-on-disk``."""
     kind = file_system(folder)
     return choose_place(
         wish,
-        values,
+        size,
         memory_bytes=memory().total,
         free_bytes=shutil.disk_usage(folder).free,
         volatile=kind if kind in VOLATILE else None,

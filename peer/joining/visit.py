@@ -369,7 +369,7 @@ class Visitor:
 
     def fetcher(self, threads: Threads) -> Fetcher:
         """Fetches parameters from peers that ``look`` has found, as one that catches up does."""
-        return Fetcher(self._host, self._link.run_id, threads, has_momentum=False)
+        return Fetcher(self._host, self._link.run_id, threads, parameters_alone=True)
 
     async def told_layout(self, holders: Sequence[status.PeerStatus], run: RunFile) -> Layout:
         """The layout of a model that only programs have, as one of these peers describes it.

@@ -705,7 +705,7 @@ class Ending:
     def _stay_to_hand_over_s(self) -> float:
         """Time until another peer should have this one's versions."""
         assert self.departure is not None
-        # A fold is fetched as a state of 8 bytes for each value, a round by its payload.
+        # A fold is fetched as a state, a round by its payload.
         size = self._seen.state_bytes if self._has_folded else self._seen.round_bytes
         left = LastOffers(encoded_bytes=size, bytes_per_s=self._seen.bytes_per_s)
         most_s = self.departure.patience_left_s(self._now - self._since)

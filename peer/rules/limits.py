@@ -461,15 +461,12 @@ class MonthlyVolume(Struct, frozen=True, kw_only=True, omit_defaults=True):
 # --- the place of the run's state ----------------------------------------------------------------
 
 # It is a choice of the machine: bits and rounds are the same. In files a state takes as much of the
-# disk as it would take of the memory, and each round writes 8 bytes for each value of its fragment.
+# disk as it would take of the memory, and each round writes its fragment's share of it.
 
 StateOnDisk: TypeAlias = Literal["auto", "on", "off"]
 
 SHARE_OF_MEMORY = 0.25
 """Share of the machine's memory from which on ``auto`` keeps a state in files."""
-
-VALUE_BYTES = 8
-"""Theta and momentum of one value."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -488,14 +485,13 @@ def check_wish(wish: str) -> None:
 
 
 def choose_place(
-    wish: str, values: int, *, memory_bytes: float, free_bytes: float, volatile: str | None
+    wish: str, size: int, *, memory_bytes: float, free_bytes: float, volatile: str | None
 ) -> StatePlace:
-    """The place of a state of so many values.
+    """The place of a state of so many bytes.
 
     ``free_bytes``: of the disk of the peer's folder; ``volatile``: the kind of its file system, if
     that keeps files in memory.
     """
-    size = VALUE_BYTES * values
     share = size / memory_bytes
     if wish == "off" or (wish == "auto" and share < SHARE_OF_MEMORY):
         return StatePlace(False, "")

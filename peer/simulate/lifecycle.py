@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from averaging.guard.door import Defences
-from averaging.history.state import FragmentState
+from averaging.history.state import FragmentState, Pieces
 from averaging.live.settings import RunTerms
 from averaging.live.streams.bulk import TransportSettings
 from averaging.numbers.arrays import Float32s
@@ -88,7 +88,7 @@ class Lives(virtual.Swarm):
             virtual.VirtualRun(
                 layout,
                 policy,
-                self._founded(layout, values),
+                self._founded(layout, policy.mu, values),
                 settings=settings,
                 bulk_factor=experiment.weather.bulk_factor,
             ),
@@ -121,11 +121,12 @@ class Lives(virtual.Swarm):
 
     # What a life begins with
 
-    def _founded(self, layout: Layout, values: Float32s) -> list[FragmentState]:
+    def _founded(self, layout: Layout, mu: float, values: Float32s) -> list[FragmentState]:
         """The first state of each fragment, made from these parameters."""
+        pieces = [Pieces.of(fragment, mu) for fragment in layout.fragments]
         return [
-            FragmentState.founded(layout.hash, index, self.places.read(index, values))
-            for index in range(len(layout.fragments))
+            FragmentState.founded(layout.hash, i, self.places.read(i, values), each.momentum)
+            for i, each in enumerate(pieces)
         ]
 
     def states_of(self, name: PeerId) -> list[FragmentState]:

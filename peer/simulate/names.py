@@ -15,9 +15,8 @@ from typing import Any
 
 from averaging.numbers import codecs, merge, outer
 from peer.simulate.problems.problem import Problem, Quadratic
-from peer.simulate.settings import BadExperiment, Swarm
+from peer.simulate.settings import NESTEROV, BadExperiment, Swarm
 
-NESTEROV = "nesterov"
 PROBLEMS = ("quadratic", "text_gpt")
 OF_TEXT_GPT = ("optimizer", "momentum", "layers", "length", "batch", "text", "device", "precision")
 NAME_MAX = 32

@@ -34,6 +34,9 @@ COUNT = Meta(ge=1)
 AT_LEAST_0 = Meta(ge=0.0)
 UPLOAD_S = 30.0
 """Time after which a contribution that is still on its way is left out."""
+NESTEROV = "nesterov"
+MU_OF_OWN = 0.5
+"""Mu of an outer optimizer of one's own, which does not read it but has a vector of memory."""
 
 Range: TypeAlias = tuple[float, float]
 Positive: TypeAlias = Annotated[float, POSITIVE]
@@ -400,6 +403,7 @@ class Swarm(_Table, frozen=True, kw_only=True):
                 upload_s=UPLOAD_S,
                 muon=self.problem.optimizer == "muon",
             ),
+            mu=outer.momentum if outer.optimizer == NESTEROV else MU_OF_OWN,
             due=DuePolicy(
                 cycle_steps=outer.steps_per_cycle,
                 fragments=outer.fragments,

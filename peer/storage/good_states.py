@@ -17,7 +17,7 @@ from pathlib import Path
 import msgspec
 
 from averaging.history.manifest import numbers_digest, rolled_back
-from averaging.history.state import FragmentState
+from averaging.history.state import FragmentState, Pieces, value_bytes
 from averaging.numbers.layout import Layout
 from dht.membership.orders import Attested, Orders
 from peer.calls import Kept
@@ -38,9 +38,6 @@ KEPT = 2
 CHECKPOINTS = 2
 """Checkpoints that have their space before any of these states."""
 
-VALUE_BYTES = 8
-"""A value of a fragment with its momentum."""
-
 
 class GoodStates:
     """The kept states of one peer. ``keep`` may be called in any thread."""
@@ -49,11 +46,16 @@ class GoodStates:
         self,
         folder: Path,
         layout: Layout,
+        mu: float,
         *,
         allowed_bytes: Callable[[], float | None] = lambda: None,
     ) -> None:
-        """``allowed_bytes()``: current limit for checkpoints and these states together."""
+        """``mu``: the run's outer momentum.
+
+        ``allowed_bytes()``: current limit for checkpoints and these states together.
+        """
         self._layout = layout
+        self._mu = mu
         self._allowed_bytes = allowed_bytes
         self._folders = [
             CheckpointFolder(
@@ -75,7 +77,7 @@ class GoodStates:
         allowed, whole = self._allowed_bytes(), self._layout.size
         if allowed is None:
             return None
-        spare = allowed - CHECKPOINTS * VALUE_BYTES * whole
+        spare = allowed - CHECKPOINTS * value_bytes(self._mu) * whole
         return spare * self._layout.fragments[fragment].size / whole
 
     def _is_attested(self, fragment: int, path: Path) -> bool:
@@ -145,12 +147,12 @@ class GoodStates:
         return roots
 
     def _load(self, fragment: int, attested: Attested) -> FragmentState | None:
-        size = self._layout.fragments[fragment].size
+        pieces = Pieces.of(self._layout.fragments[fragment], self._mu)
         for path, kept in self._all(fragment):
             if not _is(kept, attested):
                 continue
             try:
-                state = read_state(open_checkpoint(path), fragment, size)
+                state = read_state(open_checkpoint(path), fragment, pieces)
             except (CheckpointDamaged, FileNotFoundError, KeyError, ValueError) as error:
                 logger.warning("good_state_damaged path=%s reason=%s", path, error)
                 continue

@@ -21,7 +21,7 @@ from msgspec import Struct
 from averaging.history.chain import Chain
 from averaging.history.lineage import Lineage
 from averaging.history.merged_map import Mark, MergedMap
-from averaging.history.state import FragmentState
+from averaging.history.state import FragmentState, Pieces
 from averaging.messages import Link
 from averaging.numbers.arrays import Float32s, uninitialised_floats
 from averaging.numbers.layout import Layout
@@ -265,17 +265,17 @@ def _read(checkpoint: Checkpoint, floats: Callable[[int], Float32s]) -> OuterSta
         raise CheckpointDamaged(str(checkpoint.path), "its layout does not have its hash")
     with checkpoint.tensors() as tensors:
         states = tuple(
-            _state(tensors, index, fragment.size, floats)
-            for index, fragment in enumerate(layout.fragments)
+            _state(tensors, fragment.index, Pieces.of(fragment, run.outer.momentum), floats)
+            for fragment in layout.fragments
         )
     directives = tuple(map(bytes.fromhex, meta.get("directives", ())))
     return OuterState(run, layout, states, meta["ledger"], checkpoint.path, directives)
 
 
-def read_state(checkpoint: Checkpoint, index: int, size: int) -> FragmentState:
+def read_state(checkpoint: Checkpoint, index: int, pieces: Pieces) -> FragmentState:
     """One fragment's state. Raises ``CheckpointDamaged``, or for invalid content ``ValueError``."""
     with checkpoint.tensors() as tensors:
-        return _state(tensors, index, size, uninitialised_floats)
+        return _state(tensors, index, pieces, uninitialised_floats)
 
 
 def read_place(tensors: Any, index: int) -> tuple[int, Lineage]:
@@ -294,8 +294,10 @@ def _standing(tensors: Any, index: int) -> _Standing:
     return _decoder.decode(tensors.get_tensor(f"standing.{index}").tobytes())
 
 
-def _state(tensors: Any, index: int, size: int, floats: Callable[[int], Float32s]) -> FragmentState:
-    def vector(name: str) -> Float32s:
+def _state(
+    tensors: Any, index: int, pieces: Pieces, floats: Callable[[int], Float32s]
+) -> FragmentState:
+    def vector(name: str, size: int) -> Float32s:
         values, into = tensors.get_tensor(f"{name}.{index}"), floats(size)
         if (values.dtype, values.shape) != (into.dtype, into.shape):
             raise ValueError(f"the {name} of fragment {index} has another size")
@@ -308,8 +310,8 @@ def _state(tensors: Any, index: int, size: int, floats: Callable[[int], Float32s
         version=standing.version,
         lineage=standing.lineage,
         chain=Chain(standing.chain),
-        theta=vector("theta"),
-        momentum=vector("momentum"),
+        theta=vector("theta", pieces.theta),
+        momentum=vector("momentum", pieces.momentum),
         merged=MergedMap(standing.merged),
         history=standing.history,
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from averaging.history.state import value_bytes
 from averaging.numbers.codecs import codec_named
 from averaging.numbers.layout import Layout
 from averaging.rules.policy import RoundPolicy
@@ -20,8 +21,8 @@ from peer.trainer.parameters import recipe_layout, statistics_of
 AGENT_BYTES = 450e6
 """Memory of interpreter, libraries and daemon without any parameter."""
 
-AGENT_COPIES = 3.5
-"""Largest number of fp32 copies of the model in agent and shared memory."""
+AGENT_COPIES = 1.5
+"""Largest number of fp32 copies of the model in agent and shared memory, beside the state."""
 
 OUTER_CHECKPOINTS, INNER_CHECKPOINTS = 3, 2
 
@@ -173,8 +174,8 @@ def needs_of(run: RunFile) -> Needs:
         buffers=sum(buffer.numel() for buffer in buffers.values()),
         cycle_bytes=cycle_bytes(run, layout),
         device_bytes=8 * layout.size + optimizer_bytes(run) + size.frozen_bytes,
-        agent_bytes=agent_bytes(layout.size),
-        disk_bytes=disk_bytes(layout.size),
+        agent_bytes=agent_bytes(run, layout.size),
+        disk_bytes=disk_bytes(run, layout.size),
     )
 
 
@@ -194,14 +195,15 @@ def coded_bytes(outer: Outer, codecs: tuple[str, str], layout: Layout) -> int:
     )
 
 
-def agent_bytes(parameters: int) -> float:
+def agent_bytes(run: RunFile, parameters: int) -> float:
     """Memory of the agent, shared memory included."""
-    return AGENT_COPIES * 4 * parameters + AGENT_BYTES
+    return (4 * AGENT_COPIES + value_bytes(run.outer.momentum)) * parameters + AGENT_BYTES
 
 
-def disk_bytes(parameters: int) -> float:
+def disk_bytes(run: RunFile, parameters: int) -> float:
     """Checkpoints, and one of each kind that is being written."""
-    return 8.0 * parameters * (OUTER_CHECKPOINTS + 1 + INNER_CHECKPOINTS + 1)
+    outer = value_bytes(run.outer.momentum) * (OUTER_CHECKPOINTS + 1)
+    return float(parameters * (outer + 8 * (INNER_CHECKPOINTS + 1)))
 
 
 def optimizer_bytes(run: RunFile) -> int:

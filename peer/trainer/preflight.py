@@ -210,7 +210,7 @@ def examine(
         facts,
         settings.wishes,
         room=room_bytes(
-            engine, others_bytes=agent_bytes(count) if on_cpu else 0.0, devices=devices
+            engine, others_bytes=agent_bytes(run, count) if on_cpu else 0.0, devices=devices
         ),
         known=None if remembered is None else remembered.get(key),
     )
@@ -271,10 +271,10 @@ def check_keeper(run: RunFile, directory: Path, told: Layout | None = None) -> t
 def _room(run: RunFile, count: int, *, training_bytes: float, directory: Path) -> Room:
     existing = next(p for p in (directory, *directory.parents) if p.exists())
     room = Room(
-        memory_needed=training_bytes + agent_bytes(count),
+        memory_needed=training_bytes + agent_bytes(run, count),
         memory_free=free_bytes(torch.device("cpu")),
         # A peer that returns has most of it in its folder already.
-        disk_needed=max(0.0, disk_bytes(count) - folder_bytes(directory)),
+        disk_needed=max(0.0, disk_bytes(run, count) - folder_bytes(directory)),
         disk_free=float(shutil.disk_usage(existing).free),
     )
     room.check(run.name)

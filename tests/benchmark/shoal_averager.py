@@ -231,7 +231,7 @@ class _Peer:
         self.numbers = Numbers(
             codec=up, codec_down=down, merge=policy.merge, eta=policy.eta, mu=policy.mu
         )
-        state = FragmentState.founded(layout.hash, 0, np.zeros(setup.values, np.float32))
+        state = FragmentState.founded(layout.hash, 0, np.zeros(setup.values, np.float32), 0)
         self.port = _ConstantPort(
             contribution(setup), state, feedback=not policy.feedback.isdisjoint(setup.codecs)
         )

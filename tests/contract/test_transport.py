@@ -136,7 +136,7 @@ async def test_a_state_is_fetched_from_two_sources_at_once(world: World) -> None
         servers.append(server)
     fetcher = Fetcher(me, RUN, threads)
     peers = [host.peer_id for host in sources]
-    got = await fetcher.state(0, state.theta.size, peers, trust=EVERYBODY, timeout_s=30.0)
+    got = await fetcher.state(0, state.pieces, peers, trust=EVERYBODY, timeout_s=30.0)
     assert same(got, state)
     assert sum(server.counters["pieces_served"] for server in servers) == 32
     threads.close()

@@ -391,7 +391,7 @@ TARGETS: dict[str, Target] = {
     ),
     "manifest": Target(
         [bytes(describe(_STATE))],
-        lambda data: read_manifest(data, fragment=0, values=_STATE.theta.size),
+        lambda data: read_manifest(data, fragment=0, pieces=_STATE.pieces),
         BadMessage,
     ),
     "statement": Target.of(

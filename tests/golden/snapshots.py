@@ -285,7 +285,7 @@ def a_layout() -> Layout:
 
 
 def a_run() -> RunFile:
-    return parse(whole("name = 'a-run'\n[outer]\nfragments = 2\n"))
+    return parse(whole("name = 'a-run'\n[outer]\nfragments = 2\nmomentum = 0.5\n"))
 
 
 def write_checkpoint(folder: Path, run: RunFile) -> Path:

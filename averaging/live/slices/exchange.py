@@ -166,7 +166,7 @@ class Exchange:
         self, state: FragmentState, standing: Standing, seal: Sequence[int]
     ) -> FragmentState:
         """The state after the round."""
-        theta, momentum = (self.parts.floats(state.theta.size) for _ in range(2))
+        theta, momentum = (self.parts.floats(each.size) for each in (state.theta, state.momentum))
         squares = np.zeros(len(self.parts.cutting.fragment.units))
         for chunks in self.parts.cutting.chunks:
             size = sum(theta[chunk.values].nbytes for chunk in chunks)

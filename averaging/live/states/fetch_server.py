@@ -21,7 +21,7 @@ from msgspec import Struct
 from averaging.history.lineage import Lineage
 from averaging.history.manifest import describe, identity_of
 from averaging.history.replay import ReplayEntry
-from averaging.history.state import FragmentState, Pieces, as_bytes
+from averaging.history.state import FragmentState, as_bytes
 from averaging.live.streams.bulk import FIRST, Uplink
 from averaging.live.streams.fair_shares import ServedPlace, ServedPlaces
 from averaging.live.streams.questions import (
@@ -221,7 +221,7 @@ class FetchServer:
     async def _tell_piece(self, reader: _Reader, index: int) -> None:
         if (state := reader.state) is None:
             raise BadMessage("a piece of no state: no manifest was asked for")
-        pieces = Pieces(state.theta.size)
+        pieces = state.pieces
         if index >= pieces.count:
             raise BadMessage(f"piece {index} asked for; there are {pieces.count}")
         if self._served.gives_way(reader.place, asyncio.get_running_loop().time()):

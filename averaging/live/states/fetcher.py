@@ -22,7 +22,7 @@ import logging
 from collections import Counter, defaultdict, deque
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Protocol
 
@@ -145,8 +145,8 @@ class Fetcher:
     line: LineSpeed = field(default_factory=LineSpeed)
     """Speed of the own line downwards, which downloads help to measure."""
     counters: Counter[str] = field(default_factory=Counter)
-    has_momentum: bool = True
-    """False for a reader of parameters alone: the momentum of its states is empty."""
+    parameters_alone: bool = False
+    """True for a reader of parameters: its states have no momentum in any run."""
     floats: Callable[[int], Float32s] = uninitialised_floats
     """Gives the memory of states."""
     _partials: dict[int, Partial] = field(default_factory=dict)
@@ -159,7 +159,7 @@ class Fetcher:
     async def state(
         self,
         fragment: int,
-        values: int,
+        pieces: Pieces,
         sources: Sequence[PeerId],
         *,
         trust: Trust,
@@ -169,7 +169,7 @@ class Fetcher:
 
         Raises ``FetchFailed``; verified pieces are kept for the next call.
         """
-        fetch = _Fetch(self, fragment, values, trust)
+        fetch = _Fetch(self, fragment, pieces, trust)
         try:
             async with asyncio.timeout(timeout_s), self._turns[fragment]:
                 partial = await fetch.run(list(dict.fromkeys(sources))[:SOURCES_MAX])
@@ -181,11 +181,12 @@ class Fetcher:
         del self._partials[fragment]
         return partial.state()
 
-    def partial(self, manifest: Manifest, values: int) -> Partial:
+    def partial(self, manifest: Manifest, pieces: Pieces) -> Partial:
         """The pieces of a state that are here."""
         partial = self._partials.get(manifest.fragment)
         if partial is None or partial.manifest != manifest:
-            partial = Partial.begin(manifest, values, self.floats, has_momentum=self.has_momentum)
+            wanted = replace(pieces, momentum=0) if self.parameters_alone else pieces
+            partial = Partial.begin(manifest, wanted, self.floats)
             self._partials[manifest.fragment] = partial
         return partial
 
@@ -248,12 +249,8 @@ class Fetcher:
         return tuple(entries)
 
     def report(self, partial: Partial, sources: int) -> None:
-        manifest = partial.manifest
-        self.on_progress(
-            FetchProgress(
-                manifest.fragment, manifest.version, len(partial.here), partial.count, sources
-            )
-        )
+        manifest, here, count = partial.manifest, len(partial.here), partial.pieces.count
+        self.on_progress(FetchProgress(manifest.fragment, manifest.version, here, count, sources))
 
     @asynccontextmanager
     async def stream(self, peer: PeerId, *, for_digest: bool = False) -> AsyncIterator[Stream]:
@@ -277,12 +274,12 @@ class _Source:
 class _Fetch:
     """One attempt to fetch a state: what its sources say, and the pieces on their way."""
 
-    def __init__(self, fetcher: Fetcher, fragment: int, values: int, trust: Trust) -> None:
+    def __init__(self, fetcher: Fetcher, fragment: int, pieces: Pieces, trust: Trust) -> None:
         self.reasons: dict[PeerId, str] = {}
         """The reason of each peer that gives nothing."""
         self._fetcher = fetcher
         self._fragment = fragment
-        self._values = values
+        self._pieces = pieces
         self._trust = trust
         self._manifests: dict[PeerId, Manifest] = {}
         self._identities: dict[PeerId, bytes] = {}
@@ -314,7 +311,7 @@ class _Fetch:
                 asked += more
                 manifest = self._choose()
             if manifest is not None and self._is_held_by_enough(manifest):
-                self._partial = self._fetcher.partial(manifest, self._values)
+                self._partial = self._fetcher.partial(manifest, self._pieces)
                 holders = self._holders(manifest.identity()) & self._manifests.keys()
                 self._fetcher.report(self._partial, len(holders))
                 self._spare.extend(peer for peer in asked if peer in holders)
@@ -458,7 +455,7 @@ class _Fetch:
         if stream.relayed:
             self._identities[peer] = data
             raise NotHere(RELAYED)
-        manifest = read_manifest(data, fragment=self._fragment, values=self._values)
+        manifest = read_manifest(data, fragment=self._fragment, pieces=self._pieces)
         if self._partial is not None:
             if manifest.identity() != self._partial.manifest.identity():
                 raise NotHere(f"it has gone on to version {manifest.version}")
@@ -572,8 +569,8 @@ class Partial:
     manifest: Manifest
     theta: Float32s
     momentum: Float32s
-    count: int
-    """Number of pieces that are wanted."""
+    pieces: Pieces
+    """Those that are wanted."""
     missing: list[int]
     """Pieces that nobody is fetching, in descending order."""
     here: set[int] = field(default_factory=set)
@@ -581,27 +578,15 @@ class Partial:
 
     @classmethod
     def begin(
-        cls,
-        manifest: Manifest,
-        values: int,
-        floats: Callable[[int], Float32s],
-        *,
-        has_momentum: bool = True,
+        cls, manifest: Manifest, pieces: Pieces, floats: Callable[[int], Float32s]
     ) -> Partial:
         """``floats(count)``: memory for so many values."""
-        pieces = Pieces(values)
-        count = pieces.count if has_momentum else pieces.of_theta
-        return cls(
-            manifest,
-            floats(values),
-            floats(values if has_momentum else 0),
-            count,
-            list(range(count))[::-1],
-        )
+        theta, momentum = floats(pieces.theta), floats(pieces.momentum)
+        return cls(manifest, theta, momentum, pieces, list(range(pieces.count))[::-1])
 
     @property
     def done(self) -> bool:
-        return len(self.here) == self.count
+        return len(self.here) == self.pieces.count
 
     def take(self) -> int | None:
         """A missing piece, to be asked for; ``None``: there is none."""
@@ -616,8 +601,7 @@ class Partial:
 
     def place(self, index: int, data: bytes | memoryview) -> str | None:
         """Verify a piece and put it where it belongs; returns what is wrong with it, if so."""
-        pieces = Pieces(self.theta.size)
-        target = pieces.view(index, as_bytes(self.theta), as_bytes(self.momentum))
+        target = self.pieces.view(index, as_bytes(self.theta), as_bytes(self.momentum))
         if len(data) != len(target):
             return f"piece {index} has {len(data)} bytes, not {len(target)}"
         if blake3.blake3(data).digest() != self.manifest.piece_digest(index):

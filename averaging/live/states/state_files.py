@@ -44,6 +44,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from averaging.history.state import value_bytes
 from averaging.live.streams.buffers import SMALL_BYTES, Arena
 from averaging.numbers.arrays import Buffer, Bytes, Float32s, uninitialised_floats
 
@@ -67,9 +68,9 @@ class _Mapped(NamedTuple):
     size: int
 
 
-def working_bytes(largest: int) -> int:
+def working_bytes(largest: int, mu: float) -> int:
     """Ordinary memory for one round's vectors of a fragment with so many values, at most."""
-    return min(WORKING_BYTES_MAX, 10 * largest)
+    return min(WORKING_BYTES_MAX, (2 + value_bytes(mu)) * largest)
 
 
 class StateFiles:

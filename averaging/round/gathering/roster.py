@@ -213,7 +213,7 @@ def _codecs(
     up, down = wanted.codec, wanted.codec_down
     if not known.issuperset((up, down)):
         up = down = "f32"
-    return policy.mixing.codec(up) if melds else up, None if down == up else down
+    return policy.mixing.codec(up, policy.mu) if melds else up, None if down == up else down
 
 
 def _able_to_reduce(

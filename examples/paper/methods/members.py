@@ -418,8 +418,8 @@ class _Swarm:
         self._scratch = Scratch()
         first = members.values[self._rows.start]
         self._states = [
-            FragmentState.founded(self._layout.hash, fragment.index, self._read(fragment.index, 0))
-            for fragment in self._layout.fragments
+            FragmentState.founded(self._layout.hash, i, self._read(i, 0), fragment.size)
+            for i, fragment in enumerate(self._layout.fragments)
         ]
         self._works = [
             [OwnWork(state, step=0) for state in self._states] for _ in range(len(self._values))

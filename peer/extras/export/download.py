@@ -19,11 +19,11 @@ from averaging import messages as said
 from averaging.history.chain import Chain
 from averaging.history.manifest import Manifest
 from averaging.history.merged_map import Mark, MergedMap
-from averaging.history.state import FragmentState
+from averaging.history.state import FragmentState, Pieces
 from averaging.live.states.fetcher import Fetcher, FetchFailed, FetchProgress
 from averaging.live.streams.threads import Threads
 from averaging.messages import Signatures
-from averaging.numbers.layout import Layout
+from averaging.numbers.layout import Fragment, Layout
 from dht.identity import PeerId
 from peer.errors import CheckpointDamaged
 from peer.joining.link import Link
@@ -112,7 +112,7 @@ async def _fetch(
     fetcher = visitor.fetcher(threads)
     try:
         return await fetch_fragments(
-            fetcher, layout, sources, parts, on_progress=on_progress, run_name=run.name
+            fetcher, layout, sources, parts, on_progress=on_progress, run=run
         )
     finally:
         threads.close()
@@ -125,7 +125,7 @@ async def fetch_fragments(
     parts: Path,
     *,
     on_progress: Callable[[float], None] = lambda share: None,
-    run_name: str,
+    run: RunFile,
 ) -> tuple[FragmentState, ...]:
     """All fragments, one after the other, each as its sources have it when it is its turn.
 
@@ -147,9 +147,7 @@ async def fetch_fragments(
             newest = max(each.versions[index] for each in sources)
             # Those that are behind are asked as well: they may have caught up.
             ranked = sorted(sources, key=lambda each: each.versions[index] != newest)
-            state = await _fetch_one(
-                fetcher, index, fragment.size, [PeerId(each.peer) for each in ranked], run_name
-            )
+            state = await _fetch_one(fetcher, fragment, [PeerId(each.peer) for each in ranked], run)
             _keep(folder, state)
         states.append(state)
         done += fragment.size
@@ -164,18 +162,19 @@ to. The pauses differ, so that they do not meet the same moment of every round."
 
 
 async def _fetch_one(
-    fetcher: Fetcher, index: int, size: int, sources: Sequence[PeerId], run_name: str
+    fetcher: Fetcher, fragment: Fragment, sources: Sequence[PeerId], run: RunFile
 ) -> FragmentState:
+    pieces, trust = Pieces.of(fragment, run.outer.momentum), _Agreement(len(sources))
     reason = ""
     for pause_s in PAUSES_S:
         await asyncio.sleep(pause_s)
         try:
             return await fetcher.state(
-                index, size, sources, trust=_Agreement(len(sources)), timeout_s=FETCH_FRAGMENT_S
+                fragment.index, pieces, sources, trust=trust, timeout_s=FETCH_FRAGMENT_S
             )
         except FetchFailed as error:
             reason = str(error)
-    raise NotDownloaded(run_name, reason)
+    raise NotDownloaded(run.name, reason)
 
 
 @dataclass(frozen=True)

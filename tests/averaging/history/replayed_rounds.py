@@ -6,7 +6,7 @@ import numpy as np
 
 from averaging import messages
 from averaging.history.replay import ReplayEntry, ReplayHead, ReplayLog, advance
-from averaging.history.state import FragmentState
+from averaging.history.state import FragmentState, Pieces
 from averaging.messages import Commit, Entry, Link
 from averaging.numbers.chunks import digests_of_slices
 from averaging.numbers.codec import Scratch
@@ -25,14 +25,18 @@ SIZES = FRAGMENT.unit_sizes
 PEERS = tuple(PeerId(name) for name in ("anna", "boris", "clara"))
 
 
-def founded() -> FragmentState:
+MU = 0.5
+
+
+def founded(mu: float = MU) -> FragmentState:
     theta = np.random.default_rng(0).standard_normal(FRAGMENT.size).astype(np.float32)
-    return FragmentState.founded(LAYOUT.hash, 0, theta)
+    return FragmentState.founded(LAYOUT.hash, 0, theta, Pieces.of(FRAGMENT, mu).momentum)
 
 
 def commit_after(
     state: FragmentState, *, codec: str = "int8", melds: bool = False, nonce: int = 0
 ) -> Commit:
+    """The commit of a round in the run whose state this is, with momentum or without."""
     parent = Link(state.version, state.lineage, state.merged.tokens)
     other = Link(state.version, bytes(32), state.merged.tokens)
     parents = (parent, other) if melds else (parent,)
@@ -64,7 +68,7 @@ def commit_after(
         codec=codec,
         merge="mean",
         eta=0.9 + 0.01 * (state.version % 5),
-        mu=0.5,
+        mu=MU if state.momentum.size else 0.0,
         batch_tokens_max=1 << 20,
         contributors_min=2,
         upload_s=10.0,
@@ -90,9 +94,11 @@ def round_after(
     return ReplayEntry(ReplayHead(commit, seal, tuple(digests)), bytes(payload))
 
 
-def lived(rounds: int, codec: str = "int8") -> tuple[FragmentState, FragmentState, ReplayLog]:
+def lived(
+    rounds: int, codec: str = "int8", mu: float = MU
+) -> tuple[FragmentState, FragmentState, ReplayLog]:
     """Return the first state, the last one, and the log of a member of all rounds."""
-    first = state = founded()
+    first = state = founded(mu)
     log = ReplayLog(bytes_max=1 << 30, lineage=state.lineage)
     for _ in range(rounds):
         entry = round_after(state, codec=codec)

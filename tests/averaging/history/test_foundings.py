@@ -16,7 +16,7 @@ THETA = np.linspace(-1.0, 1.0, 8, dtype=np.float32)
 
 def founded(first: float = 0.0) -> FragmentState:
     """A founder's state; ``first``: what its weights differ by from another one's."""
-    return FragmentState.founded(bytes(32), 0, THETA + np.float32(first))
+    return FragmentState.founded(bytes(32), 0, THETA + np.float32(first), 0)
 
 
 def grown(chain: Chain, side: bytes, versions: int) -> Standing:

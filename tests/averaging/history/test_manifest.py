@@ -23,7 +23,7 @@ from tests.averaging.live.served_states import state_of
 
 def test_a_manifest_tells_the_digest_of_its_numbers() -> None:
     state = state_of(3, 200_000)
-    manifest = read_manifest(describe(state), fragment=state.fragment, values=state.theta.size)
+    manifest = read_manifest(describe(state), fragment=state.fragment, pieces=state.pieces)
     assert digest_of_pieces(manifest.digests) == numbers_digest(state)
     state.theta[7] += 1
     assert digest_of_pieces(manifest.digests) != numbers_digest(state)
@@ -39,7 +39,7 @@ def test_a_root_has_the_numbers_of_its_state_and_a_lineage_of_its_own() -> None:
     assert root.lineage != rolled_back(state, 8).lineage
     assert root.chain.find(state.version, state.lineage) is not None
     assert numbers_digest(root) == numbers_digest(state)
-    read = read_manifest(describe(root), fragment=root.fragment, values=root.theta.size)
+    read = read_manifest(describe(root), fragment=root.fragment, pieces=root.pieces)
     assert read.lineage == root.lineage, "it binds the merged map as any lineage does"
 
 

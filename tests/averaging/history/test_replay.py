@@ -31,6 +31,7 @@ from averaging.numbers.codec import Scratch
 from averaging.rules.peer_view import PeerView
 from dht.memory.host import MemoryNetwork
 from tests.averaging.history.replayed_rounds import (
+    MU,
     PEERS,
     SIZES,
     founded,
@@ -62,9 +63,10 @@ def over_the_wire(entry: ReplayEntry) -> ReplayEntry:
     return ReplayEntry(received, bytes(payload))
 
 
+@pytest.mark.parametrize("mu", [MU, 0.0])
 @pytest.mark.parametrize("codec", ["f32", "f16", "int8", "int4"])
-def test_replaying_gives_the_bits_of_a_member(codec: str) -> None:
-    first, last, log = lived(12, codec)
+def test_replaying_gives_the_bits_of_a_member(codec: str, mu: float) -> None:
+    first, last, log = lived(12, codec, mu)
     entries = log.since(first.version, first.lineage)
     assert entries is not None
     late = replayed(first, [over_the_wire(entry) for entry in entries])
@@ -108,6 +110,23 @@ def test_the_digest_covers_every_part() -> None:
     digests.add(replace(state, merged=state.merged.with_work(PEERS[1], 1, 1, 1)).digest())
 
     assert len(digests) == 5
+
+
+def test_without_momentum_a_state_is_theta_alone_and_its_digest_half_as_long() -> None:
+    _, plain, _ = lived(3, mu=0.0)
+    _, state, _ = lived(3)
+    assert plain.momentum.size == 0 and plain.vectors == (plain.theta,)
+    assert 2 * len(plain.piece_digests()) == len(state.piece_digests())
+    assert 2 * plain.pieces.size_bytes == state.pieces.size_bytes
+    assert plain.digest() != state.digest()
+
+
+@pytest.mark.parametrize("mu", [MU, 0.0])
+def test_a_round_with_the_momentum_of_another_run_is_refused(mu: float) -> None:
+    state = founded(mu)
+    other = round_after(founded(MU - mu))
+    with pytest.raises(LineageBroken, match="its mu is"):
+        advance(state, other, SIZES, Scratch())
 
 
 def test_an_entry_for_another_state_is_refused_and_changes_nothing() -> None:
@@ -251,9 +270,11 @@ def test_folds_leave_the_theta_that_they_began_with_while_it_is_recent() -> None
 
 
 @pytest.mark.parametrize("codec", ["f32", "f16", "int8", "int4"])
-@pytest.mark.parametrize("rounds", [1, 3, 8])
-def test_rewinding_rounds_restores_theta_except_for_rounding(codec: str, rounds: int) -> None:
-    first, last, log = lived(rounds, codec)
+@pytest.mark.parametrize(("rounds", "mu"), [(1, MU), (3, MU), (8, MU), (8, 0.0)])
+def test_rewinding_rounds_restores_theta_except_for_rounding(
+    codec: str, rounds: int, mu: float
+) -> None:
+    first, last, log = lived(rounds, codec, mu)
     entries = log.since(first.version, first.lineage)
     assert entries is not None
     before = last.momentum.copy()

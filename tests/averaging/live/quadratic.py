@@ -18,7 +18,7 @@ from averaging.guard.door import Defences
 from averaging.guard.kept_proofs import ProofShelf
 from averaging.guard.loss_gate import LossGate
 from averaging.guard.spot_checking import Judge
-from averaging.history.state import FragmentState
+from averaging.history.state import FragmentState, Pieces
 from averaging.live.settings import AveragerSettings, RunTerms
 from averaging.live.states.state_files import StateFiles
 from averaging.numbers.arrays import Float32s
@@ -77,9 +77,10 @@ SETTINGS = AveragerSettings(progress_s=1.0)
 def start_of(layout: Layout) -> list[FragmentState]:
     """Version 0, the same for everybody: what founders make of the run's seed."""
     rng = np.random.default_rng(0)
+    thetas = [rng.standard_normal(each.size, dtype=np.float32) for each in layout.fragments]
     return [
-        FragmentState.founded(layout.hash, f.index, rng.standard_normal(f.size, dtype=np.float32))
-        for f in layout.fragments
+        FragmentState.founded(layout.hash, each.index, theta, Pieces.of(each, POLICY.mu).momentum)
+        for each, theta in zip(layout.fragments, thetas, strict=True)
     ]
 
 
@@ -324,8 +325,11 @@ class Swarm(virtual.Swarm, virtual.Watch):
             self.memory.simulated.dial_out_only(key.peer_id)
         known = list(states) if states is not None else []
         if states is None and knows_start:
-            # Each has numbers of its own: averaging steps on its momentum in place.
-            known = [replace(state, momentum=state.momentum.copy()) for state in self.first]
+            pieces = [Pieces.of(fragment, policy.mu) for fragment in self.layout.fragments]
+            known = [
+                replace(state, momentum=np.zeros(each.momentum, np.float32))
+                for state, each in zip(self.first, pieces, strict=True)
+            ]
         self.wanted[key.peer_id] = Wanted(
             wrap(host),
             RunTerms(RUN, self.layout, policy),

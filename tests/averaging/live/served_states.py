@@ -24,7 +24,7 @@ VALUES = 5 * PIECE_BYTES // 4 + 123
 def state_of(seed: int, values: int = VALUES) -> FragmentState:
     rng = np.random.default_rng(seed)
     theta = rng.standard_normal(values, dtype=np.float32)
-    state = FragmentState.founded(bytes(32), 0, theta)
+    state = FragmentState.founded(bytes(32), 0, theta, 0)
     return replace(state, momentum=rng.standard_normal(values, dtype=np.float32))
 
 

@@ -18,7 +18,7 @@ from dht.identity import PeerId
 from dht.membership.admission import NO_INVITE, Admission
 from dht.memory.host import MemoryHost, MemoryNetwork, identity_of
 from dht.wrapped_host import REFUSED, GuardedHost
-from tests.averaging.live.quadratic import LAYOUT, RUN, Peer, Swarm, swarm
+from tests.averaging.live.quadratic import RUN, Peer, Swarm, swarm
 from tests.averaging.live.served_states import EVERYBODY
 from tests.averaging.message_examples import EXAMPLES
 from tests.dht.membership.signers import NOW, admission, banning, credential, invitation
@@ -87,7 +87,7 @@ async def test_a_stranger_gets_no_answer_from_any_protocol_of_an_invited_run() -
         threads = Threads(1)
         with pytest.raises(FetchFailed, match="admits invited peers only"):
             await Fetcher(stranger, RUN, threads).state(
-                0, LAYOUT.fragments[0].size, [anna.id], trust=EVERYBODY, timeout_s=10.0
+                0, made.first[0].pieces, [anna.id], trust=EVERYBODY, timeout_s=10.0
             )
         assert guarded.refused >= 3 * len(served)
         assert not anna.averager.counters()["manifests_served"]

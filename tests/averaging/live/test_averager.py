@@ -88,6 +88,39 @@ async def test_with_error_feedback_learners_keep_what_encoding_loses_on_both_way
             assert off < 1e-5, "all steps are in the parameters"
 
 
+async def test_where_outer_momentum_is_0_a_joiner_downloads_half_and_no_state_has_any() -> None:
+    layout = Layout.build([TensorSpec("w", (512, 512))], 1)
+    served: list[int] = []
+    for mu in (0.5, 0.0):
+        network = MemoryNetwork()
+        async with swarm(network, layout=layout) as made:
+            due = replace(POLICY.due, fragments=1)
+            policy = replace(POLICY, mu=mu, due=due)
+            await made.add("anna", policy=policy)
+            await made.add("boris", policy=policy)
+            await made.live(20.0)
+            late = await made.add("clara", knows_start=False, policy=policy)
+            await made.until(lambda late=late: bool(late.told("state_fetched")), within_s=30.0)  # type: ignore[misc]
+            served.append(network.sent_bytes[fetch_protocol(RUN)])
+            await made.until(lambda late=late: late.averager.stats.contributed > 0, within_s=60.0)  # type: ignore[misc]
+            made.check()
+            for peer in made.peers:
+                (state,) = peer.averager.states
+                assert state is not None and state.momentum.size == (layout.size if mu else 0)
+    assert served[1] == pytest.approx(served[0] / 2, rel=0.01)
+
+
+@pytest.mark.parametrize("mu", [0.5, 0.0])
+async def test_states_whose_momentum_is_not_that_of_the_run_are_refused(mu: float) -> None:
+    async with swarm(MemoryNetwork()) as made:
+        other = [
+            replace(state, momentum=np.zeros(0 if mu else state.theta.size, np.float32))
+            for state in made.first
+        ]
+        with pytest.raises(ValueError, match="the run's is"):
+            await made.add("anna", policy=replace(POLICY, mu=mu), states=other)
+
+
 async def test_a_late_joiner_fetches_the_state_and_then_contributes() -> None:
     async with swarm(MemoryNetwork()) as made:
         anna = await made.add("anna")
@@ -182,8 +215,10 @@ async def test_histories_founded_apart_are_never_averaged_and_one_goes_over_whol
     async with swarm(MemoryNetwork()) as made:
         anna, boris = await made.add("anna"), await made.add("boris")
         other = [
-            FragmentState.founded(made.layout.hash, state.fragment, state.theta + np.float32(1))
-            for state in made.first
+            FragmentState.founded(
+                made.layout.hash, each.fragment, each.theta + np.float32(1), each.momentum.size
+            )
+            for each in made.first
         ]
         clara = await made.add("clara", states=other)
         await made.live(36.0)
@@ -565,7 +600,7 @@ async def test_statistics_are_merged_by_plain_means_beside_parameters_with_momen
         for peer in peers:
             *parameters, statistics = peer.averager.states
             assert statistics is not None and statistics.version >= 3
-            assert not statistics.momentum.any()
+            assert statistics.momentum.size == 0
             assert all(state is not None and state.momentum.any() for state in parameters)
             # Each began at the same start and goes straight to its own target.
             sides = [
@@ -672,9 +707,12 @@ async def test_two_halves_that_merged_apart_meld_and_agree_again(
         check_tokens(peers)
 
 
-async def test_groups_that_change_meld_and_everybody_leaves_with_the_reducers_bytes() -> None:
+@pytest.mark.parametrize("mu", [0.5, 0.0])
+async def test_groups_that_change_meld_and_everybody_leaves_with_the_reducers_bytes(
+    mu: float,
+) -> None:
     """Six peers in groups of three or less: real payloads of displacement, theta and momentum."""
-    policy = replace(POLICY, group_size=3, slice_bytes_min=1024)
+    policy = replace(POLICY, group_size=3, slice_bytes_min=1024, mu=mu)
     async with swarm(MemoryNetwork()) as made:
         peers = [await made.add(f"peer-{number}", policy=policy) for number in range(6)]
         await made.live(60.0)

@@ -521,7 +521,7 @@ async def test_a_peer_that_is_not_listed_gets_no_weights() -> None:
             await stranger.connect(peer.id, await peer.host.addresses(), timeout_s=5.0)
             with pytest.raises(FetchFailed, match="admits only the peers it lists"):
                 await fetcher.state(
-                    0, LAYOUT.fragments[0].size, [peer.id], trust=EVERYBODY, timeout_s=10.0
+                    0, made.first[0].pieces, [peer.id], trust=EVERYBODY, timeout_s=10.0
                 )
             guarded = peer.averager.host
             assert isinstance(guarded, GuardedHost) and guarded.refused == 1

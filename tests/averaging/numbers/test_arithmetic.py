@@ -81,7 +81,7 @@ def test_the_rest_of_a_merge_is_what_its_encoding_loses(
     def numbers(down: str) -> Numbers:
         if not melds:
             return Numbers(codec=up, codec_down=down, merge=rule, eta=1.0, mu=0.0)
-        codec = f"{up}/f32/f16"
+        codec = f"{up}/f32"
         return Numbers(codec=codec, codec_down=down, merge=rule, eta=1.0, mu=0.0)
 
     payloads = []
@@ -90,7 +90,7 @@ def test_the_rest_of_a_merge_is_what_its_encoding_loses(
         payloads.append(memoryview(bytearray(numbers(down).up.encoded_size(SIZES))))
         numbers(down).encode(
             chunk,
-            Moved(zeros, draw(seed), carried=(zeros, zeros) if melds else ()),
+            Moved(zeros, draw(seed), carried=(zeros,) if melds else ()),
             payloads[-1],
             scratch,
         )
@@ -137,7 +137,7 @@ def test_the_sent_part_and_the_part_left_are_the_displacement(
     numbers: Numbers
     numbers = Numbers(codec=codec, merge="mean", eta=1.0, mu=0.0)
     if melds:
-        numbers = Numbers(codec=f"{codec}/f32/f16", merge="mean", eta=1.0, mu=0.0)
+        numbers = Numbers(codec=f"{codec}/f32/f16", merge="mean", eta=1.0, mu=0.5)
     moved = Moved(base, values, carried=(base, np.zeros_like(base)) if melds else ())
     chunk = all_of(numbers)
     data = memoryview(bytearray(numbers.up.encoded_size(SIZES)))
@@ -159,7 +159,7 @@ def test_a_share_of_a_displacement_is_sent_and_the_offered_values_stay(melds: bo
     base, values, scratch = draw(0), draw(1), Scratch()
     numbers: Numbers = Numbers(codec="f32", merge="mean", eta=1.0, mu=0.0)
     if melds:
-        numbers = Numbers(codec="f32/f32/f16", merge="mean", eta=1.0, mu=0.0)
+        numbers = Numbers(codec="f32/f32/f16", merge="mean", eta=1.0, mu=0.5)
     moved = Moved(base, values, carried=(base, np.zeros_like(base)) if melds else ())
     chunk = all_of(numbers)
     data, before = memoryview(bytearray(numbers.up.encoded_size(SIZES))), values.copy()
@@ -181,7 +181,7 @@ def alone(feedback: bool, rounds: int = 40) -> tuple[float, float]:
     scratch, start = Scratch(), np.zeros(SIZE, np.float32)
     numbers = Numbers(codec="int2", merge="mean", eta=1.0, mu=0.0)
     chunk = all_of(numbers)
-    state = FragmentState.founded(LAYOUT.hash, 0, start)
+    state = FragmentState.founded(LAYOUT.hash, 0, start, 0)
     own, parameters, steps = OwnWork(state, step=0), start.copy(), draw(7)
     for number in range(1, rounds + 1):
         parameters -= steps
@@ -195,7 +195,7 @@ def alone(feedback: bool, rounds: int = 40) -> tuple[float, float]:
             continue
         theta, momentum = state.theta.copy(), state.momentum.copy()
         numbers.step(chunk, data, Step(state.theta, theta, momentum), scratch)
-        state = FragmentState.founded(LAYOUT.hash, 0, theta)
+        state = FragmentState.founded(LAYOUT.hash, 0, theta, 0)
         own.adopt(state, number, step=number).apply(parameters)
     size = float(np.linalg.norm(steps))
     goal = start - rounds * steps
@@ -219,7 +219,7 @@ class FedBack:
 
     def __init__(self) -> None:
         start = np.zeros(SIZE, np.float32)
-        self.state = FragmentState.founded(LAYOUT.hash, 0, start)
+        self.state = FragmentState.founded(LAYOUT.hash, 0, start, 0)
         self.own = OwnWork(self.state, step=0)
         self.parameters, self.goal = start.copy(), start.astype(np.float64)
         self.step = 0

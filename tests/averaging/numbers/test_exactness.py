@@ -14,7 +14,7 @@ import pytest
 
 from averaging import messages
 from averaging.history.replay import ReplayEntry, ReplayHead, advance
-from averaging.history.state import FragmentState
+from averaging.history.state import FragmentState, Pieces
 from averaging.messages import Commit, Entry, Link
 from averaging.numbers.arrays import Float32s
 from averaging.numbers.chunks import digests_of_slices
@@ -48,7 +48,8 @@ class Group:
         self.rng = np.random.default_rng(seed)
         self.slices = FRAGMENT.slices(shares)
         start = trained(np.zeros(FRAGMENT.size, np.float32), 99, 0)
-        self.states = [FragmentState.founded(LAYOUT.hash, 0, start.copy()) for _ in range(MEMBERS)]
+        first = FragmentState.founded(LAYOUT.hash, 0, start, Pieces.of(FRAGMENT, MU).momentum)
+        self.states = [first for _ in range(MEMBERS)]
         self.learners = [start.copy() for _ in range(MEMBERS)]
 
     def round(self, index: int) -> None:

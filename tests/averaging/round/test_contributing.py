@@ -30,7 +30,7 @@ def given_by(
     links = COMMIT.parents * parents
     commit = msgspec.structs.replace(COMMIT, parents=links, codec_down=codec_down)
     enter = Enter(bytes(32), commit, encode_commit(commit), b"", entry, ())
-    state = FragmentState.founded(bytes(32), 0, BASE)
+    state = FragmentState.founded(bytes(32), 0, BASE, BASE.size)
     given = contribution(enter, state, (BASE, VALUES), policy)
     assert given is not None
     return given
@@ -98,7 +98,7 @@ def left(
     rest = rests.room(1)
     rest.values.fill(1)
     rests.keep(rest, inside)
-    standing = Standing.of(FragmentState.founded(bytes(32), 0, np.zeros(6, np.float32)))
+    standing = Standing.of(FragmentState.founded(bytes(32), 0, np.zeros(6, np.float32), 0))
     weights = tuple(1 / len(seal) for _ in seal)
     rests.leave(
         Apply(bytes(32), COMMIT_OF_TWO, seal, (), weights, standing, contained, ""), offered

@@ -982,7 +982,7 @@ def test_two_lineages_make_a_meld_in_which_both_bring_their_state() -> None:
         leader, [(ANNA, join(one)), (BORIS, join(two))], POLICY, encoded_bytes=lambda codec: 100
     )
 
-    assert commit.kind == "meld" and commit.codec == "int4/f32/f16"
+    assert commit.kind == "meld" and commit.codec == "int4/f32"
     assert [parent.lineage for parent in commit.parents] == [two.lineage, one.lineage]
     assert {entry.peer: entry.parent for entry in commit.members} == {BORIS: 0, ANNA: 1}
     assert said.decode_commit(said.encode_commit(commit)) == commit

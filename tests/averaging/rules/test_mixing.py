@@ -1,4 +1,4 @@
-"""Melds: when they come, which peers meet, and the arithmetic of the three means."""
+"""Melds: when they come, which peers meet, and the arithmetic of their means."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ LAYOUT = Layout.build(
 )
 
 FRAGMENT = LAYOUT.fragments[0]
-POLICY = RoundPolicy(group_size=4, codec="int8")
+POLICY = RoundPolicy(group_size=4, codec="int8", mu=0.5)
 PEERS = [PeerId(f"p{index}") for index in range(4)]
 
 
@@ -115,6 +115,8 @@ def test_a_meld_has_everybody_contribute_and_names_the_codecs_of_all_three() -> 
     commit = commit_of([standing("s", "b"), standing("s", "c"), long])
 
     assert (commit.kind, commit.codec) == ("meld", "int8/f32/f16")
+    plain = commit_of([standing("s", "b"), standing("s", "c"), long], replace(POLICY, mu=0.0))
+    assert plain.codec == "int8/f32", "the run has no momentum"
     assert [len(links) for links in commit.ancestors] == [MELD_LINKS, 2, 2]
     assert commit.version == 30
 
@@ -198,15 +200,19 @@ def test_chains_unite_to_all_links_of_both(seed: int) -> None:
 
 
 def melt(codec: str, states: list[tuple[Float32s, ...]], weights: list[float]) -> Melted:
-    """Return the results of a meld of members' (base, values, theta, momentum)."""
+    """Return the results of a meld of members' (base, values, theta, momentum).
+
+    Without a codec of momentum, in a run that has none.
+    """
     scratch = Scratch()
     payloads = []
+    mu = 0.5 if codec.count("/") == 2 else 0.0
     for base, values, theta, momentum in states:
-        numbers = Numbers(codec=codec, merge="mean", eta=0.7, mu=0.5)
+        numbers = Numbers(codec=codec, merge="mean", eta=0.7, mu=mu)
         cutting = Cutting(FRAGMENT, numbers.up, numbers.down, (1,))
         payload = memoryview(bytearray(cutting.data_size))
         for chunk in cutting.chunks[0]:
-            given = Moved(base, values, carried=(theta, momentum))
+            given = Moved(base, values, carried=(theta, momentum) if mu else (theta,))
             numbers.encode(chunk, given, payload[chunk.data], scratch)
             numbers.up.check(chunk, payload[chunk.data], scratch)
         payloads.append(payload)
@@ -216,8 +222,8 @@ def melt(codec: str, states: list[tuple[Float32s, ...]], weights: list[float]) -
         numbers.merge(chunk, Weighted(parts, weights), out[chunk.merged], scratch)
     ended = []
     for _, _, theta, momentum in states:
-        numbers = Numbers(codec=codec, merge="mean", eta=0.7, mu=0.5)
-        after, moved = theta.copy(), momentum.copy()
+        numbers = Numbers(codec=codec, merge="mean", eta=0.7, mu=mu)
+        after, moved = theta.copy(), momentum[: theta.size if mu else 0].copy()
         for chunk in cutting.chunks[0]:
             numbers.step(chunk, out[chunk.merged], Step(theta, after, moved), scratch)
         ended.append((after, moved, numbers.dispersion))
@@ -262,7 +268,20 @@ def test_averaging_first_and_stepping_then_is_stepping_first_and_averaging_then(
         np.testing.assert_allclose(momentum, np.mean(momenta, axis=0), atol=2e-6)
 
 
-@pytest.mark.parametrize("codec", ["f32/f32/f16", "int4/f16/int8"])
+def test_without_momentum_a_meld_is_a_step_from_the_mean_and_uploads_none() -> None:
+    states, weights = members(3), [0.5, 0.3, 0.2]
+    mean = np.mean([theta for _, _, theta, _ in states], axis=0)
+    moved = np.average([base - values for base, values, _, _ in states], axis=0, weights=weights)
+
+    for theta, momentum, _ in melt("f32/f32", states, weights):
+        np.testing.assert_allclose(theta, mean - 0.7 * moved, atol=2e-6)
+        assert momentum.size == 0
+    sizes = FRAGMENT.unit_sizes
+    momenta = encoded_size("f32/f32/f16", sizes) - encoded_size("f32/f32", sizes)
+    assert momenta == encoded_size("f16", sizes)
+
+
+@pytest.mark.parametrize("codec", ["f32/f32/f16", "int4/f16/int8", "int4/f32"])
 def test_all_leave_a_meld_with_the_same_bits(codec: str) -> None:
     ended = melt(codec, members(4), [0.25] * 4)
 
@@ -278,10 +297,12 @@ def test_a_meld_measures_how_far_each_was_from_the_mean() -> None:
     np.testing.assert_allclose(measured, expected, rtol=1e-4)
 
 
-def test_a_meld_needs_three_codecs() -> None:
+def test_a_meld_needs_a_codec_for_each_vector() -> None:
     for codec in ("int4/f32", "int4/f32/f16/f16"):
-        with pytest.raises(ValueError, match="three"):
+        with pytest.raises(ValueError, match="3 names"):
             Numbers(codec=codec, merge="mean", eta=1.0, mu=0.5)
+    with pytest.raises(ValueError, match="2 names"):
+        Numbers(codec="int4/f32/f16", merge="mean", eta=1.0, mu=0.0)
 
 
 GOAL = Goal(tokens=100)

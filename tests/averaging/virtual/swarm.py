@@ -24,7 +24,7 @@ from averaging.guard.kept_proofs import Verdict
 from averaging.guard.rules.proofs import Proof
 from averaging.history.parent_maps import ParentMap
 from averaging.history.standing import Standing, sealed_parents
-from averaging.history.state import FragmentState
+from averaging.history.state import FragmentState, Pieces
 from averaging.live.learner_port import Snapshot
 from averaging.live.settings import RunTerms, topic_of
 from averaging.messages import Commit, Message
@@ -208,7 +208,9 @@ class Swarm(virtual.Swarm, Watch):
         """The standing and the counts of a learner for which every token had a fate."""
         self._phases: dict[PeerId, tuple[Phase, float]] = {}
         theta = np.linspace(-1, 1, FRAGMENT.size, dtype=np.float32)
-        self.origin = FragmentState.founded(LAYOUT.hash, 0, theta)
+        self.origin = FragmentState.founded(
+            LAYOUT.hash, 0, theta, Pieces.of(FRAGMENT, policy.mu).momentum
+        )
         self.truth.founded(self.origin)
         encoded = sum(4 * size for size in FRAGMENT.unit_sizes)
         policy = replace(policy, slice_bytes_min=max(1, encoded // (4 * slices)))

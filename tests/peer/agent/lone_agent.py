@@ -189,14 +189,14 @@ async def live(line: TrainerLine, bell_at: int, memory: SharedTensors) -> None:
             if memory.base(fragment) is None:
                 values = await port.values(fragment, timeout_s=30)
                 assert values is not None
-                state = FragmentState.founded(layout.hash, fragment, values.copy())
+                state = FragmentState.founded(layout.hash, fragment, values.copy(), 0)
                 port.adopt(fragment, state, contained=memory.offered(fragment)[0])
             else:
                 held = memory.base(fragment)
                 assert held is not None
                 port.resume(fragment, None)
                 size = layout.fragments[fragment].size
-                state = FragmentState.founded(layout.hash, fragment, np.zeros(size, np.float32))
+                state = FragmentState.founded(layout.hash, fragment, np.zeros(size, np.float32), 0)
                 port.adopt_first(fragment, state)
             states.append(state)
         tokens = int(os.environ.get("LONE_AGENT_TOKENS", "0"))

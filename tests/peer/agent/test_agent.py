@@ -54,7 +54,7 @@ def processed(made: SharedTensors, tokens: int) -> None:
 
 def state(fragment: int, merged: MergedMap) -> FragmentState:
     size = (3, 6)[fragment]
-    founded = FragmentState.founded(bytes(32), fragment, np.zeros(size, np.float32))
+    founded = FragmentState.founded(bytes(32), fragment, np.zeros(size, np.float32), 0)
     return FragmentState(
         fragment, 1, b"l" * 32, founded.chain, founded.theta, founded.momentum, merged
     )

@@ -166,7 +166,7 @@ def test_an_answer_to_an_earlier_question_is_dropped() -> None:
 
 
 def test_the_gate_of_a_peer_remembers_what_it_refused_before(tmp_path: Path) -> None:
-    before = FragmentState.founded(bytes(32), 0, np.zeros(16, np.float32))
+    before = FragmentState.founded(bytes(32), 0, np.zeros(16, np.float32), 0)
     chain = before.chain.extended(Link(1, bytes([1]) * 32, 5))
     after = Standing(1, bytes([1]) * 32, chain, before.merged)
     losses = [2.0, 3.0]

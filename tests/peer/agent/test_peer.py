@@ -17,7 +17,7 @@ import pytest
 
 from averaging.history.manifest import rolled_back
 from averaging.history.merged_map import MergedMap
-from averaging.history.state import FragmentState
+from averaging.history.state import FragmentState, Pieces
 from averaging.round.interface.phase import Phase as RoundPhase
 from averaging.rules.peer_view import PeerView
 from dht.identity import Identity, PeerId
@@ -342,7 +342,7 @@ def test_the_tokens_that_people_see_do_not_fall_when_a_fork_is_given_up(
     made: tuple[Peer, Hearing],
 ) -> None:
     local, _ = made
-    first = FragmentState.founded(local.layout.hash, 0, np.zeros(16, np.float32))
+    first = FragmentState.founded(local.layout.hash, 0, np.zeros(16, np.float32), 0)
     shown = []
     for tokens in (100, 60, 130):
         state = moved(first, 1.0, MergedMap().with_work(BORIS, 1, 5, tokens))
@@ -409,7 +409,7 @@ def test_a_peer_is_not_taken_back_again_when_its_chain_has_dropped_the_rollback(
     """All peers of a swarm of sixty groups went back once more, 170 versions after a rollback."""
     monkeypatch.setattr("averaging.history.chain.CHAIN_MAX_LINKS", 12)
     local, _ = made
-    state = moved(FragmentState.founded(local.layout.hash, 0, np.zeros(16, np.float32)), 1.0)
+    state = moved(FragmentState.founded(local.layout.hash, 0, np.zeros(16, np.float32), 0), 1.0)
     root = rolled_back(state, 7)
     rollback = Rollback(7, (Root(root.version, root.lineage),))
     local.owner.directive = Directive(number=7, bans=(), orders=Orders(rollback=rollback))
@@ -429,7 +429,7 @@ def test_a_checkpoint_of_before_a_rollback_to_a_far_older_state_is_taken_back(
     owner = Identity.from_seed(bytes([9]) * 32)
     run = learner_process.text() + f'\n[policy]\nowner = "{owner.peer_id}"\n'
     local, _ = asyncio.run(a_peer(tmp_path, run))
-    state = moved(FragmentState.founded(local.layout.hash, 0, np.zeros(16, np.float32)), 1.0)
+    state = moved(FragmentState.founded(local.layout.hash, 0, np.zeros(16, np.float32), 0), 1.0)
     root = rolled_back(state, 7)
     rollback = Rollback(7, (Root(root.version, root.lineage),))
     attested = (Attested(state.version, state.lineage, bytes(32)),)
@@ -458,7 +458,9 @@ def test_a_peer_that_goes_back_when_it_starts_keeps_nothing_of_what_was_taken_ba
     run = learner_process.text() + f'\n[policy]\nowner = "{owner}"\n'
     local, _ = asyncio.run(a_peer(tmp_path, run))
     assert local.good is not None
-    state = FragmentState.founded(local.layout.hash, 0, np.zeros(16, np.float32))
+    theta, mu = np.zeros(16, np.float32), local.run_file.outer.momentum
+    momentum = Pieces.of(local.layout.fragments[0], mu).momentum
+    state = FragmentState.founded(local.layout.hash, 0, theta, momentum)
     root = rolled_back(state, 7)
     local.good.keep(state)
     (kept,) = local.good.kept()

@@ -48,7 +48,8 @@ def test_a_swarm_of_several_groups_mixes_at_every_version_unless_the_run_says_ot
 
     smaller = parse("[mixing]\ntheta = 'f16'\nmomentum = 'int8'")
     mixing = round_policy(smaller, fragments=8).mixing
-    assert mixing.codec("int4") == "int4/f16/int8"
+    assert mixing.codec("int4", mu=0.5) == "int4/f16/int8"
+    assert mixing.codec("int4", mu=0.0) == "int4/f16"
 
 
 def test_newcomers_are_on_probation_in_open_runs_alone() -> None:

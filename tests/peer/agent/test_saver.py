@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from averaging.history.state import FragmentState
+from averaging.history.state import FragmentState, Pieces
 from averaging.numbers.layout import Layout, TensorSpec
 from dht.identity import PeerId
 from peer.agent.saver import SAVE_EVERY_S, SAVE_FIRST_S, TIDY_EVERY_S, Saver
@@ -73,7 +73,7 @@ class Peer:
     @staticmethod
     def made_at(value: int) -> FragmentState:
         theta = np.full(8, value, dtype=np.float32)
-        return FragmentState.founded(LAYOUT.hash, 0, theta)
+        return FragmentState.founded(LAYOUT.hash, 0, theta, 0)
 
     def save(self) -> int:
         asyncio.run(self.saver.save())
@@ -133,8 +133,8 @@ def test_checkpoints_that_stay_lie_versions_apart_and_the_newest_is_the_newest(
         peer.ledger["pending"] += 1
         peer.state = replace(peer.made_at(0), version=version)
         peer.save()
-        numbers = peer.folder.numbers()
-        metas = [read_state(open_checkpoint(peer.folder.path_of(n)), 0, 8) for n in numbers]
+        paths = map(peer.folder.path_of, peer.folder.numbers())
+        metas = [read_state(open_checkpoint(path), 0, Pieces(8, 0)) for path in paths]
         kept.append([state.version for state in metas])
     assert kept == [
         *([5], [5, 5], [5, 6], [5, 7], [5, 7, 7], [5, 7, 8], [5, 7, 9]),

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from averaging.history.state import FragmentState
+from averaging.history.state import FragmentState, Pieces
 from averaging.numbers.layout import Layout, TensorSpec
 from dht.identity import Identity
 from peer.cli import taking_part
@@ -276,8 +276,13 @@ def test_an_edited_run_file_is_told_with_what_was_changed(
 def save_checkpoint(folder: Path, run: RunFile) -> Path:
     layout = Layout.build([TensorSpec("w", (4, 4), "float32")], run.outer.fragments)
     states = [
-        FragmentState.founded(layout.hash, index, np.zeros(fragment.size, np.float32))
-        for index, fragment in enumerate(layout.fragments)
+        FragmentState.founded(
+            layout.hash,
+            part.index,
+            np.zeros(part.size, np.float32),
+            Pieces.of(part, run.outer.momentum).momentum,
+        )
+        for part in layout.fragments
     ]
     content = outer_content(run=run, layout=layout, states=states)
     return CheckpointFolder(folder / OUTER).save(*content)
@@ -373,7 +378,12 @@ def test_a_run_with_a_custom_model_is_kept_once_its_peers_or_a_checkpoint_descri
         statistics=["mean"],
     )
     states = [
-        FragmentState.founded(layout.hash, part.index, np.zeros(part.size, np.float32))
+        FragmentState.founded(
+            layout.hash,
+            part.index,
+            np.zeros(part.size, np.float32),
+            Pieces.of(part, run.outer.momentum).momentum,
+        )
         for part in layout.fragments
     ]
     content = outer_content(run=run, layout=layout, states=states)

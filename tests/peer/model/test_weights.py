@@ -156,7 +156,7 @@ def exported(
     layout = model_layout(model, 3, buffers=buffers)
     states = [
         FragmentState.founded(
-            layout.hash, part.index, np.arange(part.size, dtype=np.float32) + value
+            layout.hash, part.index, np.arange(part.size, dtype=np.float32) + value, 0
         )
         for part in layout.fragments
     ]

@@ -518,36 +518,34 @@ def test_however_a_clock_jumps_by_up_to_two_days_no_month_uses_more_than_its_vol
 
 
 MEMORY = 32e9
-VALUES = 1_000_000_000
-"""Values of a state of a quarter of that memory."""
+STATE = 8_000_000_000
+"""Bytes of a state of a quarter of that memory."""
 
 
 @pytest.mark.parametrize(
-    ("wish", "values", "on_disk"),
+    ("wish", "size", "on_disk"),
     [
-        ("auto", VALUES, True),
-        ("auto", VALUES - 1, False),
+        ("auto", STATE, True),
+        ("auto", STATE - 1, False),
         ("on", 1, True),
-        ("off", 100 * VALUES, False),
+        ("off", 100 * STATE, False),
     ],
 )
-def test_the_wish_and_the_share_of_the_memory_decide(wish: str, values: int, on_disk: bool) -> None:
-    place = choose_place(wish, values, memory_bytes=MEMORY, free_bytes=1e15, volatile=None)
+def test_the_wish_and_the_share_of_the_memory_decide(wish: str, size: int, on_disk: bool) -> None:
+    place = choose_place(wish, size, memory_bytes=MEMORY, free_bytes=1e15, volatile=None)
     assert place.on_disk is on_disk
     assert bool(place.text) is on_disk, "people hear of what is unusual"
 
 
 @pytest.mark.parametrize(
     ("free_bytes", "volatile", "reason"),
-    [(8e9 - 1, None, "of disk are free"), (1e15, "tmpfs", "tmpfs")],
+    [(STATE - 1, None, "of disk are free"), (1e15, "tmpfs", "tmpfs")],
 )
 @pytest.mark.parametrize("wish", ["auto", "on"])
 def test_without_room_or_on_a_disk_in_memory_it_stays_in_memory_and_says_why(
     wish: str, free_bytes: float, volatile: str | None, reason: str
 ) -> None:
-    place = choose_place(
-        wish, VALUES, memory_bytes=MEMORY, free_bytes=free_bytes, volatile=volatile
-    )
+    place = choose_place(wish, STATE, memory_bytes=MEMORY, free_bytes=free_bytes, volatile=volatile)
     assert not place.on_disk
     assert reason in place.text
 

@@ -31,6 +31,7 @@ def ran(**settings: object) -> Result:
         {"outer__merge": "own_merge_rule:Middle", "outer__codec": "f32"},
         {"outer__codec_up": "own_codec:Ternary", "outer__feedback": "on"},
         {"outer__optimizer": "own_outer:HeavyBall"},
+        {"outer__optimizer": "own_outer:HeavyBall", "outer__momentum": 0.0},
     ],
     ids=str,
 )

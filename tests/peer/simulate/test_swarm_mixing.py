@@ -51,7 +51,7 @@ class Apart(Lives):
 
     def states_of(self, name: PeerId) -> list[FragmentState]:
         states = []
-        own_states = self._founded(self.layout, FIRST[self.slot_of[name].number])
+        own_states = self._founded(self.layout, self.policy.mu, FIRST[self.slot_of[name].number])
         for first, own in zip(super().states_of(name), own_states, strict=True):
             links = (Link(0, first.lineage, 0), Link(1, own.lineage, 0))
             states.append(replace(own, version=1, chain=Chain(links)))

@@ -9,6 +9,7 @@ import pytest
 import safetensors
 import safetensors.torch
 import torch
+from msgspec import structs
 
 from averaging.history.chain import Chain
 from averaging.history.merged_map import Mark, MergedMap
@@ -28,6 +29,7 @@ from peer.rules.ledger import Ledger
 from peer.run_file.merging import Outer
 from peer.run_file.sections import GptModel, PythonStdlibData, RunFile
 from peer.storage.checkpoint import CheckpointFolder
+from peer.storage.home import folder_bytes
 from peer.storage.outer_state import NothingToExport, OuterState, export, load_outer, outer_content
 from peer.storage.tensor_file import Tensor
 
@@ -35,7 +37,7 @@ RUN = RunFile(
     name="a-run",
     model=GptModel(layers=2, width=32, heads=2, context=16, tied_head=False),
     data=PythonStdlibData(sequence_length=16),
-    outer=Outer(fragments=5),
+    outer=Outer(fragments=5, momentum=0.5),
 )
 MODEL = build_model(RUN)
 LAYOUT = Layout.build(
@@ -131,6 +133,32 @@ def test_an_intact_but_invalid_checkpoint_is_set_aside(tmp_path: Path) -> None:
     folder.save({"theta.0": Tensor.of(np.zeros(3, np.float32))}, {"kind": "something else"})
     assert load(folder).path.name == "000000000001"
     assert (tmp_path / "000000000002.damaged").is_dir()
+
+
+PLAIN = structs.replace(RUN, outer=structs.replace(RUN.outer, momentum=0.0))
+"""The run without outer momentum."""
+PLAIN_STATES = [dataclasses.replace(state, momentum=np.zeros(0, np.float32)) for state in STATES]
+
+
+def test_without_outer_momentum_a_checkpoint_has_theta_alone(tmp_path: Path) -> None:
+    folder, whole = CheckpointFolder(tmp_path / "plain"), CheckpointFolder(tmp_path / "whole")
+    path, other = save(folder, run=PLAIN, states=PLAIN_STATES), save(whole)
+    loaded = load_outer(folder, run_id=PLAIN.run_id)
+    assert loaded is not None
+    for before, after in zip(PLAIN_STATES, loaded.states, strict=True):
+        assert after.digest() == before.digest() and after.momentum.size == 0
+    sizes = [folder_bytes(each) for each in (other, path)]
+    assert sizes[0] - sizes[1] == pytest.approx(4 * LAYOUT.size, rel=0.01)
+
+
+@pytest.mark.parametrize(("run", "states"), [(RUN, PLAIN_STATES), (PLAIN, STATES)])
+def test_a_checkpoint_whose_momentum_is_not_that_of_its_run_is_set_aside(
+    run: RunFile, states: list[FragmentState], tmp_path: Path
+) -> None:
+    folder = CheckpointFolder(tmp_path)
+    save(folder, run=run, states=states)
+    assert load_outer(folder) is None
+    assert (tmp_path / "000000000001.damaged").is_dir()
 
 
 def test_a_fragment_of_another_size_is_not_loaded(tmp_path: Path) -> None:
@@ -247,7 +275,7 @@ def test_a_large_tensor_split_over_fragments_is_exported_in_one_piece(tmp_path: 
         for fragment in layout.fragments
     ]
     folder = CheckpointFolder(tmp_path / "run")
-    save(folder, run=RunFile(outer=Outer(fragments=3)), layout=layout, states=states)
+    save(folder, run=RunFile(outer=Outer(fragments=3, momentum=0.5)), layout=layout, states=states)
     export(folder, tmp_path / "out.safetensors")
     read = safetensors.torch.load_file(tmp_path / "out.safetensors")
     for spec in layout.specs:

@@ -28,7 +28,7 @@ LAYOUT = Layout.build([TensorSpec(f"block.{n}.weight", (500, 500)) for n in rang
 def state(fragment: int, version: int) -> FragmentState:
     """A state of a history in which every version was made by one peer."""
     size = LAYOUT.fragments[fragment].size
-    made = FragmentState.founded(LAYOUT.hash, fragment, np.zeros(size, np.float32))
+    made = FragmentState.founded(LAYOUT.hash, fragment, np.zeros(size, np.float32), size)
     for number in range(1, version + 1):
         merged = made.merged.with_work(PeerId("anna"), 1, 10 * number, 100)
         history = after_fold(made.lineage, PeerId("anna"), 1, number)
@@ -42,7 +42,7 @@ def state(fragment: int, version: int) -> FragmentState:
 
 
 def good(folder: Path, allowed: Callable[[], float | None] = lambda: None) -> GoodStates:
-    return GoodStates(folder, LAYOUT, allowed_bytes=allowed)
+    return GoodStates(folder, LAYOUT, 0.5, allowed_bytes=allowed)
 
 
 def attested(kept: Kept) -> Attested:
@@ -110,6 +110,18 @@ def test_the_roots_of_a_rollback_are_made_of_the_attested_states(tmp_path: Path)
         expected = rolled_back(state(fragment, 8), 5)
         assert root.digest() == expected.digest()
         assert root.chain == expected.chain
+
+
+def test_of_a_run_without_momentum_states_are_kept_without_and_others_are_no_roots(
+    tmp_path: Path,
+) -> None:
+    store = GoodStates(tmp_path, LAYOUT, 0.0)
+    for fragment in (0, 1):
+        store.keep(replace(state(fragment, 8), momentum=np.zeros(0, np.float32)))
+    orders = rollback(at(store, 8))
+    roots = store.roots(orders)
+    assert all(root is not None and root.momentum.size == 0 for root in roots)
+    assert good(tmp_path).roots(orders) == [None, None], "a run with momentum takes none of them"
 
 
 def test_a_root_is_missing_where_the_state_is_not_kept_is_damaged_or_another(

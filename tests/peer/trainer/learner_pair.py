@@ -115,7 +115,7 @@ class Pair:
             self.port.rang()
             values = await waiting
             assert values is not None
-            state = FragmentState.founded(self.layout.hash, fragment, values.copy())
+            state = FragmentState.founded(self.layout.hash, fragment, values.copy(), 0)
             self.port.adopt(fragment, state, contained=self.memory.offered(fragment)[0])
             states.append(state)
         self.learner.exchange()

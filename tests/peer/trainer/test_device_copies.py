@@ -58,7 +58,7 @@ async def rounds(pair: Pair, *, wait: Callable[[], None] = lambda: None) -> list
         seen.append(values.copy())
         mark = pair.memory.offered(0)[0]
         if state is None:
-            state = FragmentState.founded(pair.layout.hash, 0, values.copy())
+            state = FragmentState.founded(pair.layout.hash, 0, values.copy(), 0)
         else:
             state = moved(state, 0.01 * turn)
         pair.train(0.125)

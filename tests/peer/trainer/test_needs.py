@@ -14,7 +14,12 @@ from peer.quantities import count_text
 from peer.run_file.merging import Outer
 from peer.run_file.presets import preset
 from peer.run_file.sections import AdamwInner, GptModel, Inner, MuonInner, RunFile, SgdInner
-from peer.trainer.needs import expected_tokens_per_s, needs_of
+from peer.trainer.needs import (
+    AGENT_BYTES,
+    OUTER_CHECKPOINTS,
+    expected_tokens_per_s,
+    needs_of,
+)
 from peer.trainer.parameters import Buffers, recipe_layout
 
 SMALL = GptModel(layers=2, width=32, heads=2, context=16, qk_norm=True)
@@ -145,3 +150,14 @@ def test_the_author_reads_what_fits_into_usual_devices() -> None:
     assert "more than its 24 GB: recompute activations, or several" in "\n".join(
         needs_of(RunFile(model=wide)).lines
     )
+
+
+def test_without_outer_momentum_memory_and_each_checkpoint_are_four_bytes_a_value_less() -> None:
+    needs, plain = (
+        needs_of(RunFile(model=SMALL, outer=Outer(fragments=3, momentum=mu))) for mu in (0.5, 0.0)
+    )
+    size = needs.layout.size
+    assert needs.agent_bytes == 14 * size + AGENT_BYTES
+    assert needs.agent_bytes - plain.agent_bytes == 4 * size
+    assert needs.disk_bytes - plain.disk_bytes == 4 * size * (OUTER_CHECKPOINTS + 1)
+    assert needs.cycle_bytes == plain.cycle_bytes

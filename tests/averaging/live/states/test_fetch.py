@@ -60,6 +60,7 @@ from tests.averaging.live.served_states import (
 from tests.dht.membership.signers import only
 
 RUN = RunId("fetch")
+PIECES = Pieces(VALUES, VALUES)
 
 
 @asynccontextmanager
@@ -99,10 +100,10 @@ async def test_a_state_comes_from_all_sources_at_once_and_is_the_same_to_the_las
     async with sources(MemoryNetwork(), state, state, state) as (fetcher, peers, _, servers, _):
         seen: list[FetchProgress] = []
         fetcher.on_progress = seen.append
-        got = await fetcher.state(0, state.theta.size, peers, trust=EVERYBODY, timeout_s=60.0)
+        got = await fetcher.state(0, state.pieces, peers, trust=EVERYBODY, timeout_s=60.0)
         assert same(got, state)
         assert all(server.counters["pieces_served"] for server in servers)
-        count = Pieces(state.theta.size).count
+        count = state.pieces.count
         assert sum(server.counters["pieces_served"] for server in servers) == count
         assert [p.verified_pieces for p in seen] == sorted(p.verified_pieces for p in seen)
         assert seen[-1].verified_pieces == seen[-1].pieces == count
@@ -111,12 +112,36 @@ async def test_a_state_comes_from_all_sources_at_once_and_is_the_same_to_the_las
 async def test_a_reader_of_parameters_alone_fetches_no_momentum() -> None:
     state = state_of(1, 12 * PIECE_BYTES // 4 + 5)
     async with sources(MemoryNetwork(), state, state) as (fetcher, peers, _, servers, _):
-        fetcher.has_momentum = False
-        got = await fetcher.state(0, state.theta.size, peers, trust=EVERYBODY, timeout_s=60.0)
+        fetcher.parameters_alone = True
+        got = await fetcher.state(0, state.pieces, peers, trust=EVERYBODY, timeout_s=60.0)
         assert np.array_equal(got.theta, state.theta) and got.momentum.size == 0
         assert (got.lineage, got.merged) == (state.lineage, state.merged)
         served = sum(server.counters["pieces_served"] for server in servers)
-        assert served == Pieces(state.theta.size).of_theta
+        assert served == state.pieces.of_theta
+
+
+async def test_of_a_run_without_momentum_a_state_is_fetched_in_half_as_many_bytes() -> None:
+    network, whole = MemoryNetwork(), state_of(1, 12 * PIECE_BYTES // 4)
+    state = replace(whole, momentum=np.zeros(0, np.float32))
+    sent = []
+    for held in (whole, state):
+        async with sources(network, held, held) as (fetcher, peers, _, _, _):
+            before = network.sent_bytes[fetch_protocol(RUN)]
+            got = await fetcher.state(0, held.pieces, peers, trust=EVERYBODY, timeout_s=60.0)
+            sent.append(network.sent_bytes[fetch_protocol(RUN)] - before)
+            assert same(got, held)
+    assert got.momentum.size == 0
+    assert 0.499 < sent[1] / sent[0] < 0.501
+
+
+@pytest.mark.parametrize("mu", [0.5, 0.0])
+async def test_a_state_whose_momentum_is_not_that_of_the_run_is_not_fetched(mu: float) -> None:
+    state = replace(state_of(1), momentum=np.zeros(0 if mu else VALUES, np.float32))
+    wanted = Pieces(VALUES, VALUES if mu else 0)
+    async with sources(MemoryNetwork(), state) as (fetcher, peers, _, servers, _):
+        with pytest.raises(FetchFailed, match="bytes of piece digests; the run has"):
+            await fetcher.state(0, wanted, peers, trust=EVERYBODY, timeout_s=60.0)
+        assert not servers[0].counters["pieces_served"]
 
 
 async def test_a_source_that_dies_is_left_and_the_others_go_on_where_it_stopped() -> None:
@@ -131,7 +156,7 @@ async def test_a_source_that_dies_is_left_and_the_others_go_on_where_it_stopped(
             network.crash(peers[1])
 
         killing = asyncio.ensure_future(kill())
-        got = await fetcher.state(0, state.theta.size, peers, trust=EVERYBODY, timeout_s=600.0)
+        got = await fetcher.state(0, state.pieces, peers, trust=EVERYBODY, timeout_s=600.0)
         await killing
         assert same(got, state)
         assert servers[1].counters["pieces_served"] > 5
@@ -172,9 +197,9 @@ async def test_bits_of_one_source_are_not_taken_and_signers_are_asked_for_theirs
     async with sources(MemoryNetwork(), *[state] * 4) as (fetcher, peers, *_):
         for trust in (Careful(peers[:1], []), Careful(peers[:1], peers[2:])):
             with pytest.raises(FetchFailed, match="1 of 2 peers that must hold the same bits"):
-                await fetcher.state(0, VALUES, peers[:2], trust=trust, timeout_s=60.0)
+                await fetcher.state(0, PIECES, peers[:2], trust=trust, timeout_s=60.0)
         trust = Careful([peers[0], peers[3]], peers[2:])
-        got = await fetcher.state(0, VALUES, peers[:2], trust=trust, timeout_s=60.0)
+        got = await fetcher.state(0, PIECES, peers[:2], trust=trust, timeout_s=60.0)
         assert same(got, state)
 
 
@@ -196,15 +221,15 @@ async def test_a_peer_that_is_reached_over_a_relay_confirms_the_bits_of_others_a
         monkeypatch.setattr(MemoryStream, "relayed", property(is_relayed))
         trust = Careful(peers, [])
         if holds == "the same":
-            got = await fetcher.state(0, VALUES, peers, trust=trust, timeout_s=60.0)
+            got = await fetcher.state(0, PIECES, peers, trust=trust, timeout_s=60.0)
             assert same(got, state)
         else:
             expected = "1 of 2 peers that must hold" if holds == "another" else "no state"
             with pytest.raises(FetchFailed, match=expected):
-                await fetcher.state(0, VALUES, peers, trust=trust, timeout_s=60.0)
+                await fetcher.state(0, PIECES, peers, trust=trust, timeout_s=60.0)
         assert servers[1].counters["pieces_served"] == 0
         with pytest.raises(FetchFailed, match="relays carry no bulk" if of_hidden else "no state"):
-            await fetcher.state(0, VALUES, [hidden], trust=EVERYBODY, timeout_s=60.0)
+            await fetcher.state(0, PIECES, [hidden], trust=EVERYBODY, timeout_s=60.0)
 
 
 async def test_a_peer_that_is_reached_over_a_relay_is_sent_no_pieces_and_no_rounds(
@@ -231,7 +256,7 @@ async def test_what_a_source_answers_drop_by_drop_comes_from_another_that_has_no
         dripping: Any = servers[0]
         dripping.__class__, dripping.drips = DrippingServer, drips
         began = asyncio.get_running_loop().time()
-        got = await fetcher.state(0, state.theta.size, peers, trust=EVERYBODY, timeout_s=600.0)
+        got = await fetcher.state(0, state.pieces, peers, trust=EVERYBODY, timeout_s=600.0)
         took_s = asyncio.get_running_loop().time() - began
         assert same(got, state)
         # Four pieces in two requests were asked of it: 72 s, and as many for a manifest.
@@ -244,7 +269,7 @@ async def test_a_source_may_be_slow_as_long_as_nobody_else_is_waiting_for_it() -
     state = state_of(2, 40 * PIECE_BYTES // 4)
     async with sources(network, state) as (fetcher, peers, hosts, _, _):
         network.simulated.set_link(hosts[0].peer_id, up_bytes_s=300e3)
-        got = await fetcher.state(0, state.theta.size, peers, trust=EVERYBODY, timeout_s=600.0)
+        got = await fetcher.state(0, state.pieces, peers, trust=EVERYBODY, timeout_s=600.0)
         assert same(got, state)
         assert not fetcher.counters["sources_left"]
 
@@ -258,7 +283,7 @@ async def test_a_large_state_comes_whole_though_most_of_its_sources_die_on_the_w
         lines(network, hosts, 40.0, 40.0, 40.0, 40.0)
         for number, peer in enumerate(peers[1:]):
             asyncio.get_running_loop().call_later(3.0 + 3.0 * number, network.crash, peer)
-        got = await fetcher.state(0, state.theta.size, peers, trust=EVERYBODY, timeout_s=600.0)
+        got = await fetcher.state(0, state.pieces, peers, trust=EVERYBODY, timeout_s=600.0)
         assert same(got, state)
         served = [server.counters["pieces_served"] for server in servers]
         assert min(served) > 15, served
@@ -273,13 +298,13 @@ async def test_verified_pieces_are_kept_when_all_sources_die_and_another_attempt
         loop = asyncio.get_running_loop()
         loop.call_later(8.0, network.crash, peers[0])
         with pytest.raises(FetchFailed) as failed:
-            await fetcher.state(0, state.theta.size, peers[:1], trust=EVERYBODY, timeout_s=600.0)
+            await fetcher.state(0, state.pieces, peers[:1], trust=EVERYBODY, timeout_s=600.0)
         assert peers[0] in failed.value.reasons
         before = servers[0].counters["pieces_served"]
         assert before > 2
-        got = await fetcher.state(0, state.theta.size, peers[1:], trust=EVERYBODY, timeout_s=600.0)
+        got = await fetcher.state(0, state.pieces, peers[1:], trust=EVERYBODY, timeout_s=600.0)
         assert same(got, state)
-        assert servers[1].counters["pieces_served"] < Pieces(state.theta.size).count
+        assert servers[1].counters["pieces_served"] < state.pieces.count
 
 
 async def test_two_that_want_one_state_at_once_both_get_it() -> None:
@@ -287,8 +312,7 @@ async def test_two_that_want_one_state_at_once_both_get_it() -> None:
     state = state_of(1, 3 * PIECE_BYTES // 4)
     async with sources(MemoryNetwork(), state, state) as (fetcher, peers, *_):
         wanted = [
-            fetcher.state(0, state.theta.size, peers, trust=EVERYBODY, timeout_s=60.0)
-            for _ in range(2)
+            fetcher.state(0, state.pieces, peers, trust=EVERYBODY, timeout_s=60.0) for _ in range(2)
         ]
         assert all(same(got, state) for got in await asyncio.gather(*wanted))
 
@@ -301,7 +325,7 @@ async def test_the_majority_is_believed_and_a_source_with_other_bits_is_named() 
     async with sources(MemoryNetwork(), odd, state, state) as (fetcher, peers, _, servers, _):
         blamed: list[tuple[PeerId, int, str]] = []
         fetcher.on_wrong_bits = lambda *told: blamed.append(told)
-        got = await fetcher.state(0, VALUES, peers, trust=EVERYBODY, timeout_s=60.0)
+        got = await fetcher.state(0, PIECES, peers, trust=EVERYBODY, timeout_s=60.0)
         assert same(got, state)
         assert servers[0].counters["pieces_served"] == 0
         assert fetcher.counters["digests_disagree"] == 1
@@ -319,7 +343,7 @@ async def test_sources_with_one_state_and_other_older_links_agree() -> None:
     async with sources(MemoryNetwork(), *ways) as (fetcher, peers, _, servers, _):
         blamed: list[PeerId] = []
         fetcher.on_wrong_bits = lambda peer, fragment, reason: blamed.append(peer)
-        got = await fetcher.state(0, state.theta.size, peers, trust=AllOfThem(), timeout_s=60.0)
+        got = await fetcher.state(0, state.pieces, peers, trust=AllOfThem(), timeout_s=60.0)
         assert same(got, ways[1])
         assert all(server.counters["pieces_served"] for server in servers)
         assert fetcher.counters["digests_disagree"] == 0 and not blamed
@@ -341,7 +365,7 @@ async def test_of_two_sources_that_contradict_each_other_neither_is_blamed(first
     async with sources(MemoryNetwork(), *pair) as (fetcher, peers, _, _, _):
         blamed: list[PeerId] = []
         fetcher.on_wrong_bits = lambda peer, fragment, reason: blamed.append(peer)
-        await fetcher.state(0, VALUES, peers, trust=EVERYBODY, timeout_s=60.0)
+        await fetcher.state(0, PIECES, peers, trust=EVERYBODY, timeout_s=60.0)
         assert fetcher.counters["digests_disagree"] == 1
         assert not blamed
 
@@ -353,7 +377,7 @@ async def test_a_piece_with_other_bits_than_its_manifest_ends_that_source_only()
         loop = asyncio.get_running_loop()
         # It told the manifest of good numbers, and changes them before they travel.
         loop.call_later(0.15, lambda: liar.theta.fill(0))
-        got = await fetcher.state(0, VALUES, peers, trust=EVERYBODY, timeout_s=60.0)
+        got = await fetcher.state(0, PIECES, peers, trust=EVERYBODY, timeout_s=60.0)
         assert same(got, state)
         assert fetcher.counters["pieces_refused"] == 1
 
@@ -375,7 +399,7 @@ async def test_a_state_that_is_being_read_stays_readable_when_a_newer_one_replac
             shelves[0].held = newer
 
         asyncio.get_running_loop().call_later(8.0, move_on)
-        got = await fetcher.state(0, state.theta.size, peers, trust=EVERYBODY, timeout_s=600.0)
+        got = await fetcher.state(0, state.pieces, peers, trust=EVERYBODY, timeout_s=600.0)
         assert same(got, state)
         assert not is_kept(state)
 
@@ -408,11 +432,11 @@ async def test_a_download_is_spread_over_the_sources_by_their_lines(
         fetcher, peers, hosts, servers, _ = made
         lines(network, hosts, 20.0, 50.0, 100.0, 20.0, 20.0)
         network.simulated.set_link(fetcher.host.peer_id, down_bytes_s=down_mbit * MBIT)
-        got = await fetcher.state(0, state.theta.size, peers, trust=EVERYBODY, timeout_s=600.0)
+        got = await fetcher.state(0, state.pieces, peers, trust=EVERYBODY, timeout_s=600.0)
 
         assert same(got, state)
         served = [server.counters["pieces_served"] for server in servers]
-        assert sum(served) <= 1.15 * Pieces(state.theta.size).count, served
+        assert sum(served) <= 1.15 * state.pieces.count, served
         assert reading_of(network, fetcher, state) < 1.15
         homes = served[0], served[3], served[4]
         assert max(homes) <= home_share * sum(served), served
@@ -426,7 +450,7 @@ async def test_a_reader_on_a_slow_line_gives_up_no_source_and_reads_nothing_twic
         fetcher, peers, hosts, _, _ = made
         lines(network, hosts, 20.0, 50.0, 100.0, 20.0, 20.0)
         network.simulated.set_link(fetcher.host.peer_id, down_bytes_s=1 * MBIT)
-        got = await fetcher.state(0, state.theta.size, peers, trust=EVERYBODY, timeout_s=600.0)
+        got = await fetcher.state(0, state.pieces, peers, trust=EVERYBODY, timeout_s=600.0)
 
         assert same(got, state)
         assert fetcher.counters["sources_left"] == 0
@@ -446,7 +470,7 @@ async def test_a_state_is_kept_for_a_reader_that_waits_for_the_manifests_of_othe
                 shelves[0].held = replace(state_of(14), version=1)
 
         going_on = asyncio.ensure_future(rounds_go_on())
-        got = await fetcher.state(0, VALUES, peers, trust=EVERYBODY, timeout_s=60.0)
+        got = await fetcher.state(0, PIECES, peers, trust=EVERYBODY, timeout_s=60.0)
         going_on.cancel()
 
         assert same(got, state)
@@ -466,10 +490,10 @@ async def test_a_slow_reader_keeps_its_state_when_others_ask_for_newer_ones() ->
             for version in range(1, 8):
                 await asyncio.sleep(4.0)
                 shelves[0].held = state_of(15 + version)
-                await others.state(0, VALUES, peers, trust=EVERYBODY, timeout_s=60.0)
+                await others.state(0, PIECES, peers, trust=EVERYBODY, timeout_s=60.0)
 
         reading = asyncio.ensure_future(others_read())
-        got = await fetcher.state(0, VALUES, peers, trust=EVERYBODY, timeout_s=600.0)
+        got = await fetcher.state(0, PIECES, peers, trust=EVERYBODY, timeout_s=600.0)
         await reading
         assert same(got, state)
         await other.close()
@@ -497,9 +521,9 @@ async def test_a_stream_keeps_the_one_state_that_it_asked_for_last() -> None:
 async def test_nobody_to_ask_and_nobody_who_has_it_are_told_apart() -> None:
     async with sources(MemoryNetwork(), None) as (fetcher, peers, _, _, _):
         with pytest.raises(FetchFailed, match="nobody to ask"):
-            await fetcher.state(0, VALUES, [], trust=EVERYBODY, timeout_s=60.0)
+            await fetcher.state(0, PIECES, [], trust=EVERYBODY, timeout_s=60.0)
         with pytest.raises(FetchFailed, match="no state of fragment 0"):
-            await fetcher.state(0, VALUES, peers, trust=EVERYBODY, timeout_s=60.0)
+            await fetcher.state(0, PIECES, peers, trust=EVERYBODY, timeout_s=60.0)
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -514,24 +538,25 @@ async def test_requests_of_any_bytes_are_refused_and_the_server_goes_on(seed: in
             answer = await stream.receive(timeout_s=5.0)
             assert answer is not None and answer[:1] == b"\x02"
             stream.abort()
-        assert same(await fetcher.state(0, VALUES, peers, trust=EVERYBODY, timeout_s=60.0), state)
+        assert same(await fetcher.state(0, PIECES, peers, trust=EVERYBODY, timeout_s=60.0), state)
 
 
 def test_a_manifest_is_read_strictly() -> None:
     state = state_of(9, 1000)
     good = describe(state)
-    manifest = read_manifest(good, fragment=0, values=1000)
+    pieces = Pieces(1000, 1000)
+    manifest = read_manifest(good, fragment=0, pieces=pieces)
     assert manifest.standing() == Standing.of(state)
-    for fragment, values in ((1, 1000), (0, 10_000_000)):
+    for fragment, wrong in ((1, pieces), (0, Pieces(10_000_000, 10_000_000)), (0, Pieces(1000, 0))):
         with pytest.raises(BadMessage):
-            read_manifest(good, fragment=fragment, values=values)
+            read_manifest(good, fragment=fragment, pieces=wrong)
     # A chain that goes on beyond its version cannot be extended: the next round ended the averager.
     root, other = manifest.links[0], bytes(32)
     for before in (Link(root.version + 7, other, 0), Link(root.version, other, 0), root):
         links = [before, root]
         astray = msgspec.msgpack.encode(msgspec.structs.replace(manifest, links=links))
         with pytest.raises(BadMessage, match="not in order"):
-            read_manifest(astray, fragment=0, values=1000)
+            read_manifest(astray, fragment=0, pieces=pieces)
     rng = np.random.default_rng(0)
     for _ in range(500):
         data = bytearray(good)
@@ -539,7 +564,7 @@ def test_a_manifest_is_read_strictly() -> None:
             data[int(rng.integers(len(data)))] = int(rng.integers(256))
         cut = bytes(data[: int(rng.integers(len(data) + 1))])
         try:
-            read = read_manifest(cut, fragment=0, values=1000)
+            read = read_manifest(cut, fragment=0, pieces=pieces)
         except BadMessage:
             continue
         assert len(read.digests) == 2 * 32
@@ -568,7 +593,7 @@ async def test_four_identities_do_not_hold_all_places_of_a_source() -> None:
         async with asyncio.TaskGroup() as group:
             holding = [group.create_task(hold(h, ids[0])) for h in holders for _ in range(2)]
             await asyncio.sleep(1.0)
-            got = await fetcher.state(0, VALUES, ids, trust=EVERYBODY, timeout_s=5.0)
+            got = await fetcher.state(0, PIECES, ids, trust=EVERYBODY, timeout_s=5.0)
             for task in holding:
                 task.cancel()
         assert same(got, state)
@@ -586,7 +611,7 @@ async def fetched_after(fetcher: Fetcher, source: PeerId) -> float:
     began, pause_s = loop.time(), 1.0
     while True:
         try:
-            await fetcher.state(0, VALUES, [source], trust=EVERYBODY, timeout_s=300.0)
+            await fetcher.state(0, PIECES, [source], trust=EVERYBODY, timeout_s=300.0)
             return loop.time() - began
         except FetchFailed:
             await asyncio.sleep(pause_s)
@@ -651,7 +676,7 @@ async def test_a_peer_that_is_not_admitted_is_refused_whatever_it_asks() -> None
     sources = [server_host.peer_id]
     with pytest.raises(FetchFailed, match="admits only the peers it lists"):
         await Fetcher(stranger, RUN, threads).state(
-            0, state.theta.size, sources, trust=EVERYBODY, timeout_s=30.0
+            0, state.pieces, sources, trust=EVERYBODY, timeout_s=30.0
         )
     asked: list[Request] = [
         AskManifest(0),
@@ -667,7 +692,7 @@ async def test_a_peer_that_is_not_admitted_is_refused_whatever_it_asks() -> None
     assert guarded.refused == 4
     assert not server.counters
     got = await Fetcher(listed, RUN, threads).state(
-        0, state.theta.size, sources, trust=EVERYBODY, timeout_s=30.0
+        0, state.pieces, sources, trust=EVERYBODY, timeout_s=30.0
     )
     assert same(got, state)
     for host in (server_host, listed, stranger):

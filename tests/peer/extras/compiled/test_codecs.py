@@ -183,6 +183,21 @@ def test_bytes_at_odd_addresses_and_read_only_vectors_are_taken(
 
 
 @EACH
+def test_without_momentum_the_step_takes_an_empty_vector_and_with_it_refuses_one(
+    pair: tuple[Codec, Codec],
+) -> None:
+    before, moved = some_values(2)
+    nothing, results = np.zeros(0, np.float32), []
+    for codec in pair:
+        after, data = before.copy(), encoded(codec, moved)
+        step_encoded(Step(before, after, nothing), codec, data, SIZES, Nesterov(0.7, 0), Scratch())
+        results.append(after.tobytes())
+        with pytest.raises(ValueError):
+            step_encoded(Step(before, after, nothing), codec, data, SIZES, OPTIMIZER, Scratch())
+    assert results[0] == results[1]
+
+
+@EACH
 @pytest.mark.parametrize("wrong", [-1, 1])
 def test_no_kernel_gets_a_payload_or_a_vector_of_another_length(
     pair: tuple[Codec, Codec], wrong: int

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from averaging.history.merged_map import Mark, MergedMap
-from averaging.history.state import FragmentState
+from averaging.history.state import FragmentState, Pieces
 from dht.identity import Identity
 from peer.bridge.settings import default_name
 from peer.model.naming import named_parameters
@@ -67,7 +67,8 @@ def save_run(folder: Path, run: RunFile = RUN, model: nn.Module | None = None) -
         theta = np.empty(fragment.size, np.float32)
         for unit in fragment.units:
             theta[unit.values] = values[unit.tensor][unit.start : unit.end]
-        state = FragmentState.founded(layout.hash, fragment.index, theta)
+        momentum = Pieces.of(fragment, run.outer.momentum).momentum
+        state = FragmentState.founded(layout.hash, fragment.index, theta, momentum)
         states.append(replace(state, merged=merged))
     content = outer_content(run=run, layout=layout, states=states)
     CheckpointFolder(folder / OUTER).save(*content)

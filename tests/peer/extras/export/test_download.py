@@ -14,7 +14,7 @@ import pytest
 from averaging.history.chain import Chain
 from averaging.history.lineage import Lineage
 from averaging.history.replay import ReplayEntry
-from averaging.history.state import FragmentState
+from averaging.history.state import FragmentState, Pieces
 from averaging.live.states.fetch_server import FetchServer
 from averaging.live.states.fetcher import Fetcher
 from averaging.live.streams.threads import Threads
@@ -26,16 +26,19 @@ from dht.memory.network import Weather
 from peer.errors import NotAdmitted
 from peer.extras.export.download import fetch_fragments, sources_in
 from peer.joining.visit import NotDownloaded, RunStatus, Silent
+from peer.run_file.sections import RunFile
 from peer.status import PeerStatus
 from tests.averaging.live.links import introduce
 from tests.peer.statuses import ME, a_status
 
 RUN = RunId("download")
+RUN_FILE = RunFile()
 VALUES = 64
 FRAGMENTS = 24
 LAYOUT = Layout.build(
     [TensorSpec(f"{n}", (8, VALUES // 8)) for n in range(FRAGMENTS)], fragments=FRAGMENTS
 )
+MOMENTUM = Pieces.of(LAYOUT.fragments[0], RUN_FILE.outer.momentum).momentum
 FOR_EVER = 1e9
 
 CALM = Weather()
@@ -56,7 +59,7 @@ class Merging:
     def state(self, fragment: int) -> FragmentState:
         version = self.version()
         theta = np.full(VALUES, version + fragment / FRAGMENTS, np.float32)
-        founded = FragmentState.founded(bytes(32), fragment, theta)
+        founded = FragmentState.founded(bytes(32), fragment, theta, MOMENTUM)
         chain = Chain([Link(version, founded.lineage, version)])
         return replace(founded, version=version, chain=chain)
 
@@ -77,7 +80,7 @@ async def reading(
     await introduce(me, *hosts)
     for host, library in zip(hosts, merging, strict=True):
         await FetchServer(host, run=RUN, library=library, threads=threads).start()
-    fetcher = Fetcher(me, RUN, threads, has_momentum=False)
+    fetcher = Fetcher(me, RUN, threads, parameters_alone=True)
     try:
         yield fetcher, [_status(h.peer_id, m) for h, m in zip(hosts, merging, strict=True)], hosts
     finally:
@@ -107,7 +110,7 @@ async def test_many_small_fragments_of_two_learners_are_read_without_a_pause(
     learners = Merging(FOR_EVER), Merging(FOR_EVER)
     async with reading(*learners, weather=NEAR) as (fetcher, sources, _):
         began = asyncio.get_running_loop().time()
-        check(await fetch_fragments(fetcher, LAYOUT, sources, tmp_path, run_name="small"))
+        check(await fetch_fragments(fetcher, LAYOUT, sources, tmp_path, run=RUN_FILE))
         assert asyncio.get_running_loop().time() - began < 1.0
 
 
@@ -117,7 +120,7 @@ async def test_a_model_is_read_from_learners_that_merge_all_the_time(
 ) -> None:
     """One of them is always behind for a part of the time: then no two hold the same bits."""
     async with reading(Merging(0.5), Merging(0.5, late_s)) as (fetcher, sources, _):
-        states = await fetch_fragments(fetcher, LAYOUT, sources, tmp_path, run_name="quick")
+        states = await fetch_fragments(fetcher, LAYOUT, sources, tmp_path, run=RUN_FILE)
         check(states)
         assert states[-1].version > states[0].version  # they went on meanwhile
 
@@ -134,7 +137,7 @@ async def test_fragments_that_have_arrived_are_kept_when_the_sources_are_gone(
 
         with pytest.raises(NotDownloaded, match="run the command again"):
             await fetch_fragments(
-                fetcher, LAYOUT, sources, tmp_path, on_progress=close_at_half, run_name="gone"
+                fetcher, LAYOUT, sources, tmp_path, on_progress=close_at_half, run=RUN_FILE
             )
         kept = _files(tmp_path)
         assert FRAGMENTS // 2 <= kept < FRAGMENTS
@@ -142,7 +145,7 @@ async def test_fragments_that_have_arrived_are_kept_when_the_sources_are_gone(
         shares: list[float] = []
         check(
             await fetch_fragments(
-                fetcher, LAYOUT, sources, tmp_path, on_progress=shares.append, run_name="gone"
+                fetcher, LAYOUT, sources, tmp_path, on_progress=shares.append, run=RUN_FILE
             )
         )
         assert shares[kept - 1] == kept / FRAGMENTS  # each of those was told at once, and once
