@@ -8,6 +8,7 @@ machine hurt both alike.
 
 Memory is sampled all the time at the second agent of each pair, which fetched the state, serves
 none and saves checkpoints like any peer. Time is that of a round from its commit to the new state.
+Downloaded is what it received until it had its first states: no round is made before.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from typing import Annotated, Any
 import numpy as np
 from typer import Option
 
+from averaging.history.state import value_bytes
 from averaging.numbers.arrays import Float32s
 from averaging.numbers.layout import Layout, TensorSpec
 from dht.identity import Identity
@@ -47,8 +49,8 @@ WAYS = {"memory": "off", "files": "on"}
 FILES_BAR_BYTES = 2e9
 """Largest resident memory with files of an agent of a model of a billion parameters."""
 
-MEMORY_BAR = (3.5 * 4, 450e6)
-"""Bytes for each parameter, and for everything else, that an agent takes without files."""
+MEMORY_BAR = (1.5 * 4, 450e6)
+"""Bytes for each parameter beside the state, and for everything else, without files."""
 
 TIME_BAR = 1.2
 """Largest time of a round with files, relative to one in memory."""
@@ -76,6 +78,7 @@ learning_rate = 0.1
 warmup_tokens = 0
 [outer]
 codec = "int4"
+momentum = {momentum}
 fragments = {fragments}
 steps_per_cycle = {cycle}
 [rounds]
@@ -105,11 +108,13 @@ class MemoryBench:
     """Turns of each pair; in each it makes as many rounds as there are fragments."""
     step_s: float = 0.5
     """Time of a step of a stand-in; a cycle has two steps for each fragment."""
+    momentum: float = 0.5
+    """The run's outer momentum; with 0 states are half as large."""
 
     @property
     def run(self) -> RunFile:
-        text = RUN.format(fragments=self.fragments, cycle=2 * self.fragments)
-        return parse(text)
+        cycle = 2 * self.fragments
+        return parse(RUN.format(fragments=self.fragments, cycle=cycle, momentum=self.momentum))
 
     @property
     def tensors(self) -> tuple[TensorSpec, ...]:
@@ -256,6 +261,8 @@ class Pair:
     way: str
     first: StandIn
     second: StandIn
+    fetched_bytes: int
+    """What the second one received until it had its first states."""
     round_s: list[list[float]] = field(default_factory=list)
     """Times of the rounds of each measured turn."""
 
@@ -272,7 +279,10 @@ class Pair:
         stack.callback(second.end)
         second.start()
         _until(way, [first, second], lambda: second.has_begun, START_TIMEOUT_S)
-        return cls(way, first, second)
+        report = second.report
+        _until(way, [first, second], lambda: second.report is not report, START_TIMEOUT_S)
+        assert second.report is not None
+        return cls(way, first, second, second.report.status.bytes_received)
 
     def turn(self, *, keep: bool) -> None:
         """Make as many rounds as there are fragments. Raises ``AgentsFailed``."""
@@ -295,6 +305,8 @@ class Pair:
         return {
             "way": self.way,
             "values": sum(spec.size for spec in bench.tensors),
+            "momentum": bench.momentum,
+            "fetched_bytes": self.fetched_bytes,
             "resident_bytes": most.resident,
             "anonymous_bytes": most.anonymous,
             "round_s": statistics.median(times),
@@ -348,7 +360,8 @@ def _bars(rows: Sequence[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
     found = {row["way"]: row for row in rows}
     files, memory = found.get("files"), found.get("memory")
     if memory is not None:
-        yield _resident_bar(memory, MEMORY_BAR[0] * memory["values"] + MEMORY_BAR[1])
+        each = MEMORY_BAR[0] + value_bytes(memory["momentum"])
+        yield _resident_bar(memory, each * memory["values"] + MEMORY_BAR[1])
     if files is not None:
         yield _resident_bar(files, FILES_BAR_BYTES)
     if files is not None and memory is not None:
@@ -372,13 +385,15 @@ def _resident_bar(row: Mapping[str, Any], most: float) -> dict[str, Any]:
 def table(found: Mapping[str, Any]) -> str:
     """The rows and bars as text. Memory is in MB, the most of each kind at any time."""
     lines = [
-        f"{'state in':<9}{'values':>9}{'resident':>10}{'anonymous':>11}{'round s':>9}  of turns"
+        f"{'state in':<9}{'values':>9}{'downloaded':>12}{'resident':>10}{'anonymous':>11}"
+        f"{'round s':>9}  of turns"
     ]
     for row in found["rows"]:
         turns = ", ".join(f"{each:.2f}" for each in row["round_s_of_turns"])
         lines.append(
-            f"{row['way']:<9}{row['values'] / 1e6:>7.0f} M{row['resident_bytes'] / 1e6:>10.0f}"
-            f"{row['anonymous_bytes'] / 1e6:>11.0f}{row['round_s']:>9.2f}  {turns}"
+            f"{row['way']:<9}{row['values'] / 1e6:>7.0f} M{row['fetched_bytes'] / 1e6:>12.0f}"
+            f"{row['resident_bytes'] / 1e6:>10.0f}{row['anonymous_bytes'] / 1e6:>11.0f}"
+            f"{row['round_s']:>9.2f}  {turns}"
         )
     for bar in found["bars"]:
         lines.append(f"{bar['bar']}: {bar['measured']:.4g}, {'met' if bar['met'] else 'MISSED'}")
@@ -401,6 +416,7 @@ def main(
     step: Annotated[
         str, Option(help="Time of a step; a cycle has two for each fragment.")
     ] = "0.5s",
+    momentum: Annotated[float, Option(help="Outer momentum of the run.", min=0.0)] = 0.5,
     directory: Annotated[
         Path, Option(help="Folder on the disk to measure; it is left as it was.")
     ] = Path(),
@@ -408,8 +424,8 @@ def main(
     """Compare an agent's memory and rounds with the run's state in memory and in files.
 
     Real agents on this machine, two for each place, with stand-ins for their trainers. In memory
-    the two need 24 bytes for each parameter, in files as much of the disk and of checkpoints: a
-    machine that has less kills them.
+    the two need 24 bytes for each parameter (without momentum 16), in files as much of the disk and
+    of checkpoints: a machine that has less kills them.
 
     Example: python -m tests.benchmark.memory --values 100e6 --turns 3
     """
@@ -419,6 +435,7 @@ def main(
         founder=founder,
         turns=turns,
         step_s=seconds(step, option="--step"),
+        momentum=momentum,
     )
     with as_interrupts():
         print(table(run_memory_bench(bench, folder=directory.resolve(), tell=tell)))

@@ -20,7 +20,8 @@ def test_the_model_has_about_as_many_values_as_were_asked_for_and_every_fragment
 
 def test_a_bar_is_missed_from_its_value_on() -> None:
     def row(way: str, resident: float, seconds: float) -> dict[str, object]:
-        return {"way": way, "values": 1e9, "resident_bytes": resident, "round_s": seconds}
+        values = {"values": 1e9, "momentum": 0.5}
+        return {"way": way, **values, "resident_bytes": resident, "round_s": seconds}
 
     def met(memory: float, files: float, seconds: float) -> list[bool]:
         bars = _bars([row("memory", memory, 1), row("files", files, seconds)])
@@ -38,6 +39,7 @@ def test_both_ways_make_rounds_and_leave_the_folder_as_it_was(tmp_path: Path) ->
     found = run_memory_bench(bench, folder=tmp_path)
     memory, files = found["rows"]
     assert memory["rounds"] >= 2 and files["rounds"] >= 2
+    assert 8 * 4e6 < memory["fetched_bytes"] < 8.3 * 4e6
     assert files["anonymous_bytes"] < memory["anonymous_bytes"]
     assert not list(tmp_path.iterdir())
     assert "files" in table(found)
