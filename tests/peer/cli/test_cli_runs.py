@@ -242,7 +242,7 @@ def test_a_new_run_file_may_show_the_settings_of_every_recipe(
     assert code == 0
     short = said(["run", "new"], capsys)[1]
     assert parse(text) == parse(short)
-    assert short.count("\n") < 120 < 350 < text.count("\n")
+    assert short.count("\n") < 130 < 350 < text.count("\n")
     assert '# With recipe = "hf":' in text
     assert "#   dataset = ..." in text
     assert "#   [[data.sources]]" in text

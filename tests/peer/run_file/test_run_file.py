@@ -59,10 +59,13 @@ def test_the_template_differs_from_the_defaults_where_something_else_trains_bett
     assert differences(RunFile(), written) == [
         'inner.optimizer was "adamw" and is "muon"',
         "inner.learning_rate was 0.001 and is 0.012",
+        "outer.steps_per_cycle was 24 and is 8",
+        "outer.overlap_steps was 6 and is 2",
         'outer.merge was "mean" and is "centered_clip"',
         'outer.late_work was "whole" and is "per_cycle"',
         'outer.smaller_codecs was [] and is ["int2/int4"]',
         "outer.steps_per_cycle_max was unset and is 120",
+        "evaluation.every_versions was 1 and is 3",
         "inner.momentum was unset and is 0.95",
     ]
 
@@ -72,7 +75,7 @@ def test_comments_name_the_default_of_each_setting_that_has_another_value() -> N
     assert "How one peer trains. One of (default: adamw):" in text
     assert "(a number above 0 to 100; default: 0.001) learning_rate = 0.012" in text
     assert "(a whole number from 1 to 100000; default: unset) steps_per_cycle_max = 120" in text
-    assert text.count("default: ") == 6
+    assert text.count("default: ") == 9
     assert "; default: 4) layers = 12" in " ".join(
         line.removeprefix("# ") for line in to_toml(preset("124m")).splitlines()
     )
