@@ -61,7 +61,7 @@ gpu: setup
 	$(BIN)/pytest -m gpu -rs -s tests/peer tests
 
 # First what was never measured; each prints when it is done, and what fails hides nothing else. The last line only asks for
-# more turns.
+# more turns; the two before it, losses of swarms in short cycles, take longest.
 gpu-figures: setup
 	-$(BIN)/python -m tests.benchmark.first_step --sequence 1024
 	-$(BIN)/python -m tests.benchmark.device_steps --size 1B --device cuda --dtype bfloat16 --turns 1 --steps 48
@@ -71,6 +71,10 @@ gpu-figures: setup
 	-$(BIN)/python -m tests.benchmark.training --size 124m --turns 1 --time 8s
 	-$(BIN)/python -m tests.benchmark.device_steps --size 124M --device cuda --turns 2 --steps 48
 	-$(BIN)/python -m tests.benchmark.device_steps --size 124M --device cuda --dtype bfloat16 --turns 2 --steps 48
+	-$(BIN)/python -m examples.paper.quality.run --only "10 M" --seeds 1 --cycles 120 --workers 9 \
+	  --set outer.momentum=0 --set outer.steps_per_cycle=8 --set outer.overlap_steps=2
+	-$(BIN)/python -m examples.paper.quality.run --only "10 M" --seeds 1 --cycles 120 --workers 9 \
+	  --set outer.momentum=0 --set outer.steps_per_cycle=8 --set outer.overlap_steps=2 --set peers.count=16
 	-$(BIN)/python -m tests.benchmark.training --size 124m --turns 3
 
 bench: setup
