@@ -14,6 +14,7 @@ from functools import partial
 from typing import Any, Protocol
 
 from averaging import messages as said
+from averaging.errors import LineageBroken
 from averaging.history.adoption import Parting
 from averaging.history.audit import Audit, Minority, Others, Verdict
 from averaging.history.chain import Chain
@@ -369,7 +370,11 @@ class Following:
             return None
         state, replayed = before, []
         for entry in entries:
-            state = await averager.threads.run(self._advance, state, entry)
+            try:
+                state = await averager.threads.run(self._advance, state, entry)
+            except LineageBroken as error:  # a lineage may be of another run's outer momentum
+                self._work.event("replay_failed", reason=str(error))
+                return None
             replayed.append((entry, state.lineage))
             if averager.port is not None:
                 averager.port.passed(self._work.index, state)

@@ -450,6 +450,22 @@ async def test_a_replay_with_other_bytes_than_were_merged_is_refused_and_its_sta
         made.check()  # equal lineage, equal bits
 
 
+@pytest.mark.parametrize("mu", [0.0, 0.5])
+async def test_merges_with_the_momentum_of_another_run_are_not_replayed_and_stop_no_peer(
+    mu: float,
+) -> None:
+    """Whoever was behind peers that had agreed on such a merge was ended by the exception."""
+    async with swarm(MemoryNetwork()) as made:
+        for liar in ("anna", "boris"):
+            await made.add(liar, policy=replace(POLICY, mu=0.5 - mu))
+        await made.live(12.0)
+        clara = await made.add("clara", policy=replace(POLICY, mu=mu))
+        await made.until(lambda: bool(clara.told("replay_failed")), within_s=60.0)
+        await made.live(30.0)
+        assert "its mu is" in clara.told("replay_failed")[0]["reason"]
+        assert clara.versions() == [0, 0] and not clara.told("state_adopted")
+
+
 async def test_a_peer_with_another_layout_is_refused_by_name_of_both() -> None:
     other = Layout.build([TensorSpec("matrix", (100, 40))], 1)
 
