@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
 
+from peer.run_file.contradictions import obstacles
+from peer.run_file.reading import parse_whole
 from tests.notebook import code_cells
 from tests.processes import Processes
 
@@ -33,6 +36,15 @@ def test_an_own_loop_founds_a_run_and_trains(processes: Processes, tmp_path: Pat
     assert "step 0  loss" in output
     assert output.count("others join with: the same program and the link 'shoal://") == 1
     assert "done; the loop was blocked for" in output
+
+
+RUN_FILES = sorted(set(EXAMPLES.glob("**/*.toml")) - {EXAMPLES / "swarm.toml"})
+
+
+@pytest.mark.parametrize("file", RUN_FILES, ids=lambda file: str(file.relative_to(EXAMPLES)))
+def test_a_run_file_of_the_examples_may_start(file: Path) -> None:
+    text = file.read_text(encoding="utf-8")
+    assert not list(obstacles(parse_whole(text, source=str(file)), now=datetime.now(UTC)))
 
 
 def test_the_notebook_imports_nothing_but_peer() -> None:
