@@ -558,6 +558,7 @@ def few_short_cycles() -> list[Cell]:
         (256, 20, (7, 10, 3)),
         (1024, 10, (5, 7, 2)),
         (1024, 20, (4, 6, 1)),
+        (4096, 20, (3, 5, 1)),
     ):
         idea = f"{cycles} cycles of 8, {tokens} tokens"
         short = {"steps": 8 * cycles}
