@@ -63,7 +63,7 @@ def test_the_template_differs_from_the_defaults_where_something_else_trains_bett
         "outer.overlap_steps was 6 and is 2",
         'outer.merge was "mean" and is "centered_clip"',
         'outer.late_work was "whole" and is "per_cycle"',
-        'outer.smaller_codecs was [] and is ["int2/int4"]',
+        'outer.smaller_codecs was [] and is ["int2/int4", "int2"]',
         "outer.steps_per_cycle_max was unset and is 120",
         "evaluation.every_versions was 1 and is 3",
         "inner.momentum was unset and is 0.95",

@@ -108,8 +108,8 @@ def test_lines_that_carry_less_are_told_what_is_enough() -> None:
     assert fixed.least_share == 1.0 and not any("down to" in line for line in fixed.lines)
 
     needs = needs_of(preset("124m"))
-    assert needs.least_share == pytest.approx(0.75 * 30 / 120, rel=0.01)
-    assert any("down to 19% of that" in line for line in needs.lines), needs.lines
+    assert needs.least_share == pytest.approx(0.5 * 30 / 120, rel=0.01)
+    assert any("down to 13% of that" in line for line in needs.lines), needs.lines
 
 
 def test_links_are_told_in_units_that_people_use() -> None:
