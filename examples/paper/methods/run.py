@@ -596,15 +596,22 @@ def thirty_two() -> list[Cell]:
 def headline() -> list[Cell]:
     """One, eight and sixteen in cycles of 8 without outer momentum, against data parallel."""
     cells = []
-    for tokens, steps, expected in ((1024, 360, (22, 6, 6, 8)), (4096, 240, (8, 3, 3, 5))):
+    for tokens, steps, expected in (
+        (1024, 360, (22, 6, 6, 8, -2, 0, 24)),
+        (4096, 240, (8, 3, 3, 5, -5, -4, 10)),
+    ):
         size, control = {"batch": tokens // 32}, "data parallel, 8"
         idea, rate = f"headline, {tokens} tokens", 4.8e-2 if tokens == 1024 else 2.4e-2
         every_8 = {"steps": steps, "cycle": 8, "rate": rate, "outer": no_momentum}
         parallel = {"steps": steps, "central": True, "rate": RATE["data parallel"]}
         cells.append(Cell(idea, control, parallel, size=size))
         cells.append(Cell(idea, "data parallel, 16", {**parallel, "members": 16}, size=size))
+        twice, four_times = ({**parallel, "rate": times * parallel["rate"]} for times in (2, 4))
         for name, changes, against, percent in (
+            ("data parallel, 8, twice the rate", twice, control, expected[4]),
+            ("data parallel, 8, four times the rate", four_times, control, expected[5]),
             ("one alone", {**parallel, "members": 1}, control, expected[0]),
+            ("one alone, twice the rate", {**twice, "members": 1}, control, expected[6]),
             ("eight, 30% fail", {**every_8, "misses": 0.3}, control, expected[1]),
             ("sixteen", {**every_8, "members": 16}, "data parallel, 16", expected[2]),
             (
