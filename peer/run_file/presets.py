@@ -42,7 +42,7 @@ NEW_OUTER: Final = Outer(
     # With 30% failing 6.9% behind in place of 12.1% (results-muon.md); with AdamW 1.3% worse.
     late_work="per_cycle",
     # At most 0.3% of loss for 25% fewer bytes, and 0.4% for 50%, with 10.7 million parameters
-    # (results-muon.md). At equal bytes int2 ends 0.5 to 2.3% lower than int4 in cycles twice as
+    # (results-muon.md). At equal bytes int2 ends 0.9 to 2.3% lower than int4 in cycles twice as
     # long (results-short-cycles.md).
     smaller_codecs=["int2/int4", "int2"],
     # From 0.8% ahead of the best fixed setting of a line to 0.7% behind it (results-slow-links.md).
