@@ -387,7 +387,7 @@ class Following:
         """The rounds that lead to the lineage asked for; ``None`` if nobody who is asked has them.
 
         Whoever has merged them can send them: the peer that is ahead may be one that only a relay
-        leads to, and relays carry no bulk. Merges are a tenth of the state.
+        leads to, and relays carry no bulk. Merges are an eighth of the state in int4.
         """
         averager = self._averager
         others = [peer for peer in self._sources(effect.source) if peer != effect.source]

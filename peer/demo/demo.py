@@ -104,7 +104,7 @@ class DemoSettings:
     template: str = RUN_TEXT
     """The run file; ``run_text`` fills in its name, seed, tokens and warm-up."""
     kills: bool = True
-    """Whether one learner is killed, and comes back."""
+    """True: one learner is killed, and comes back."""
 
     @property
     def tokens(self) -> int:

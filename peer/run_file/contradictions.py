@@ -317,7 +317,7 @@ FEW_TOKENS = 1024
 results-short-cycles.md in docs/research)."""
 SHORT_CYCLE = 8
 RATE_TIMES_WIDTH = 1.5
-"""Of Muon: the best learning rate times the width of the model, with widths of 64, 128 and 384
+"""The best learning rate of Muon, with widths of 64, 128 and 384, is this divided by the width
 (results-muon.md in docs/research)."""
 RATE_FACTOR_MAX = 3.0
 """A fifth of that was measured to cost a quarter of the loss, half of it 4%, and twice 4%."""
