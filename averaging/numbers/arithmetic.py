@@ -179,7 +179,8 @@ class Numbers:
         for group in self.down.groups(chunk, data):
             part, (moved, *states) = made.of(group.values), group.columns
             if states:
-                for codec, column, vector in zip(self._states, states, part[1:], strict=False):
+                vectors = part[1 : 1 + len(self._states)]
+                for codec, column, vector in zip(self._states, states, vectors, strict=True):
                     codec.decode(column, group.sizes, vector, scratch)
                 self.norm += squared_norm(part.theta)
                 self._distance += squared_norm(part.before - part.theta)

@@ -75,8 +75,8 @@ def starting(name: str) -> RunFile:
     Muon takes 9 to 12% off the loss of AdamW at equal tokens and bytes (results-muon.md). With its
     rate of 0.012, which follows from the width as those of the named sizes do, one peer alone ends
     24% lower than with 0.002, and 4% lower than with 0.006 (results-muon.md). In cycles of 8 steps
-    two peers end 3.8% lower than in cycles of 24, eight with 70 000 parameters 4.0%
-    (results-momentum.md); lines that do not carry them lengthen them.
+    two peers end 4.0% lower than in cycles of 24, as do eight with 70 000 parameters
+    (results-momentum.md); lines that do not carry such cycles lengthen them.
     """
     return RunFile(
         name=name,

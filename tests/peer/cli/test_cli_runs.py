@@ -273,8 +273,10 @@ def test_an_edited_run_file_is_told_with_what_was_changed(
     assert "another run" not in errors
 
 
-def save_checkpoint(folder: Path, run: RunFile) -> Path:
-    layout = Layout.build([TensorSpec("w", (4, 4), "float32")], run.outer.fragments)
+def save_checkpoint(folder: Path, run: RunFile, layout: Layout | None = None) -> Path:
+    """``layout``: not given, that of one small matrix."""
+    if layout is None:
+        layout = Layout.build([TensorSpec("w", (4, 4), "float32")], run.outer.fragments)
     states = [
         FragmentState.founded(
             layout.hash,
@@ -377,17 +379,7 @@ def test_a_run_with_a_custom_model_is_kept_once_its_peers_or_a_checkpoint_descri
         run.outer.fragments,
         statistics=["mean"],
     )
-    states = [
-        FragmentState.founded(
-            layout.hash,
-            part.index,
-            np.zeros(part.size, np.float32),
-            Pieces.of(part, run.outer.momentum).momentum,
-        )
-        for part in layout.fragments
-    ]
-    content = outer_content(run=run, layout=layout, states=states)
-    CheckpointFolder(folder / OUTER).save(*content)
+    save_checkpoint(folder, run, layout)
     (folder / "in_use").touch()
     assert said(command, capsys)[0] == 130
     assert [each.hash for each in layouts] == [layout.hash]
