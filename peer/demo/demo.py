@@ -28,6 +28,8 @@ from peer.demo.processes import (
     spawn,
 )
 from peer.quantities import bytes_text, count_text
+from peer.run_file.reading import parse, with_settings
+from peer.run_file.writing import to_toml
 from peer.status import PeerRow, PeerStatus
 from peer.views.screen import View
 from peer.views.watch import sentence
@@ -101,8 +103,8 @@ class DemoSettings:
     """Least time per step of the fastest learner."""
     directory: Path
     """Folder for all files of the demo."""
-    template: str = RUN_TEXT
-    """The run file; ``run_text`` fills in its name, seed, tokens and warm-up."""
+    changes: Mapping[str, Any] = field(default_factory=dict)
+    """Settings of the run file that are others, by names such as ``outer.momentum``."""
     kills: bool = True
     """True: one learner is killed, and comes back."""
 
@@ -116,12 +118,13 @@ class DemoSettings:
         Its name is its own: beside another demo on the same machine ``shoal start`` would join the
         run of that one.
         """
-        return self.template.format(
+        text = RUN_TEXT.format(
             name=f"demo-{secrets.token_hex(4)}",
             seed=seed,
             tokens=self.tokens,
             warmup_tokens=self.tokens // 20,
         )
+        return to_toml(with_settings(parse(text), self.changes)) if self.changes else text
 
     @property
     def deadline_s(self) -> float:

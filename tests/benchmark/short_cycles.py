@@ -15,32 +15,19 @@ from __future__ import annotations
 import argparse
 import statistics
 import tempfile
-from collections.abc import Sequence
+import tomllib
+from collections.abc import Mapping
 from itertools import pairwise
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from peer.demo.demo import RUN_TEXT, Demo, DemoSettings, Result
+from peer.demo.demo import Demo, DemoSettings, Result
 from peer.demo.report import compare
 from peer.views.event_log import read_events
 
 LINE = "{:>5} {:>3} {:>6} {:>6} {:>11} {:>7} {:>8} {:>6} {:>7} {:>9}"
 HEAD = ("H", "P", "loss", "steps", "rounds/min", "merged", "blocked", "cycle", "missed", "round ms")
 FRAGMENTS_MAX = 4
-
-
-def with_lines(text: str, settings: Sequence[str]) -> str:
-    """A run file with other lines, each named as ``outer.momentum=0``."""
-    for setting in settings:
-        name, _, value = setting.partition("=")
-        section, _, key = name.partition(".")
-        before, head, after = text.partition(f"[{section}]\n")
-        if not head:
-            raise ValueError(f"{setting}: the run file has no section {section}")
-        lines, gap, rest = after.partition("\n\n")
-        kept = [line for line in lines.split("\n") if not line.startswith(f"{key} =")]
-        text = before + head + "\n".join([*kept, f"{key} = {value}"]) + gap + rest
-    return text
 
 
 class Cycles(NamedTuple):
@@ -76,10 +63,12 @@ def cycles_of(result: Result, cycle_steps: int) -> Cycles:
     )
 
 
-def trial(text: str, cycle_steps: int, *, steps: int, pace_s: float, folder: Path) -> list[str]:
+def trial(
+    changes: Mapping[str, Any], cycle_steps: int, *, steps: int, pace_s: float, folder: Path
+) -> list[str]:
     """Run one swarm; returns its figures, from the loss on, as texts."""
     settings = DemoSettings(
-        steps=steps, pace_s=pace_s, directory=folder, template=text, kills=False
+        steps=steps, pace_s=pace_s, directory=folder, changes=changes, kills=False
     )
     with Demo(settings) as swarm:
         result = swarm.run(lambda: None)
@@ -111,16 +100,17 @@ def main() -> None:
     for number in range(options.repeat):
         for cycle in options.cycles:
             fragments = options.fragments or max(1, min(FRAGMENTS_MAX, cycle // 2))
-            own = (
-                f"outer.steps_per_cycle={cycle}",
-                f"outer.overlap_steps={max(1, cycle // 4)}",
-                f"outer.fragments={fragments}",
-            )
-            text = with_lines(RUN_TEXT, [*own, *options.set])
+            changes = {
+                "outer.steps_per_cycle": cycle,
+                "outer.overlap_steps": max(1, cycle // 4),
+                "outer.fragments": fragments,
+            }
+            for name, _, value in (each.partition("=") for each in options.set):
+                changes[name] = tomllib.loads(f"value = {value}")["value"]
             with tempfile.TemporaryDirectory() as new:
                 folder = Path(new) if options.folder is None else options.folder
                 figures = trial(
-                    text,
+                    changes,
                     cycle,
                     steps=options.steps,
                     pace_s=options.pace,
